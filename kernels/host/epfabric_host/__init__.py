@@ -1,0 +1,1 @@
+"""The native producer with which a CPU process pushes commands; used by `epfabric`."""
