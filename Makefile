@@ -1,0 +1,31 @@
+# The few commands of this project; README.md says what each is for.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BOOTSTRAP := bash tests/harness/bootstrap.sh
+RUN := PYTHONPATH=tests .venv/bin/python
+CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
+
+.PHONY: help demo test check bench cluster
+
+help: ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: ## a small fabric from kubectl apply to telemetry, on this machine
+	@$(BOOTSTRAP)
+	@$(RUN) -m harness.demo
+
+test: ## every test tier that this machine can run (TIER=unit runs one)
+	@$(BOOTSTRAP)
+	@$(RUN) -m harness.tiers $(TIER)
+
+check: ## lint, types, layers, formatting
+	@$(BOOTSTRAP)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+cluster: ## a control plane for hands-on use, until Ctrl-C
+	@$(BOOTSTRAP)
+	@$(RUN) -m harness.cluster
