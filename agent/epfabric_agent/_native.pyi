@@ -1,0 +1,187 @@
+"""Types of the C++ core (agent/native): what agent code may call. Every call that blocks has a bound."""
+
+from typing import TypedDict, final
+
+class NativeError(RuntimeError):
+    """The core refused or could not do it; the message says what to do."""
+
+def layout(rings: int, depth: int, signals: int, world: int) -> dict[str, int]:
+    """Compiled layout of the two segments (slots, pod_bytes, counters, mask, results, signals,
+    agent_bytes; plus sizeof and field offsets of the headers); NativeError where out of range."""
+
+@final
+class RegionInfo:
+    @property
+    def region(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Bytes; the region's base in the rank's offset space (a multiple of 64 KiB)."""
+    @property
+    def bytes(self) -> int: ...
+
+@final
+class Event:
+    @property
+    def kind(self) -> str:
+        """"failed" (transport or a peer's bad record) or "barrier_timeout": the epoch has failed, its
+        abort words are set; call fail_epoch()."""
+    @property
+    def group(self) -> int: ...
+    @property
+    def rank(self) -> int:
+        """Rank that the event is about (the peer's, or the first missing one); -1 where unknown."""
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks that the event is about (missing ones of a barrier)."""
+    @property
+    def detail(self) -> str: ...
+
+class RingCount(TypedDict):
+    ring: int
+    taken: int
+    completed: int
+    depth: int  # slots taken but not completed yet
+    ops: dict[str, int]  # completed by op: write, signal, drain, barrier
+    refused: dict[str, int]  # by reason, only those that occurred
+
+class DestinationCount(TypedDict):
+    rank: int
+    node: int  # index in open_epoch's nodes
+    transport: str  # "loopback" or "libfabric"
+    writes: int
+    bytes: int
+    signals: int
+
+class ProxyCount(TypedDict):
+    proxy: int
+    cpu: int  # -1 = not pinned
+    turns: int
+    sleeps: int
+    blocks: int
+    inflight: int
+    records_sent: int
+    records_received: int
+
+class SessionCount(TypedDict):
+    group: int
+    rank: int
+    rings: list[RingCount]
+    destinations: list[DestinationCount]  # only those with traffic
+    proxies: list[ProxyCount]
+
+class PhaseStats(TypedDict):
+    count: int
+    sum_ns: int
+    min_ns: int
+    max_ns: int
+    zero_count: int
+    scale: int
+    offset: int  # index of buckets[0]: bucket i holds (base**i, base**(i+1)] seconds, base = 2**2**-scale
+    buckets: list[int]  # trimmed at both ends; may be empty
+
+class BarrierStats(TypedDict):
+    phases: dict[str, PhaseStats]  # arrive, local, network, release, total
+    stragglers: dict[int, int]  # on the leader's node: rank -> barriers in which it came last
+
+@final
+class RemoteRank:
+    def __init__(self, rank: int, node: int, blob: bytes) -> None:
+        """blob: that session's describe()."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def blob(self) -> bytes: ...
+
+@final
+class Session:
+    """One rank of one pod. Usable by one thread at a time; close() ends it (idempotent)."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def pod_fd(self) -> int: ...
+    @property
+    def agent_fd(self) -> int: ...
+    @property
+    def region_bytes(self) -> int:
+        """Extent of the rank's offset space: the end of its last region."""
+    def register_memfd(self, fd: int, bytes: int) -> RegionInfo:
+        """Maps, checks and seals a pod's memfd (the caller keeps and closes fd). Before open_epoch."""
+    def describe(self) -> bytes:
+        """What the other nodes need to write to this rank; call it after the last register_memfd()."""
+    def endpoints(self) -> list[bytes]:
+        """libfabric address of each proxy; empty without a provider."""
+    def drain(self, timeout_ms: int) -> bool:
+        """Waits until every ring has nothing visible and nothing outstanding."""
+    def counters(self) -> SessionCount:
+        """Exact counts; works after close() too (the last values)."""
+    def close(self, timeout_ms: int = 5000) -> None:
+        """Stops the proxies; afterwards nobody touches the session's memory."""
+
+@final
+class Core:
+    """One per agent process."""
+    def __init__(
+        self,
+        *,
+        address: str,
+        provider: str = "tcp;ofi_rxm",
+        drain_batch: int = 32,
+        max_inflight: int = 256,
+        max_inflight_bytes: int = 67108864,
+        idle: str = "adaptive",
+        histogram_scale: int = 5,
+        stall_timeout_ms: int = 10000,
+        connect_timeout_ms: int = 10000,
+    ) -> None:
+        """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms: an epoch
+        fails when a peer acknowledges nothing for that long while something is outstanding."""
+    def open_session(
+        self,
+        *,
+        group: int,
+        rank: int,
+        world: int,
+        rings: int,
+        depth: int,
+        signals: int,
+        cpus: list[int],
+        quota_bytes: int = 68719476736,
+    ) -> Session:
+        """One proxy thread per entry of cpus (-1 = not pinned)."""
+    def open_epoch(
+        self,
+        group: int,
+        epoch: int,
+        local: list[Session],
+        remote: list[RemoteRank],
+        leader_rank: int,
+        nodes: list[list[int]],
+        barrier_timeout_ms: int,
+    ) -> None:
+        """Connects every local session with every remote rank; nodes: the ranks of each node, the same
+        list on every node. Bounded by connect_timeout_ms."""
+    def start_epoch(self, group: int) -> None: ...
+    def fail_epoch(self, group: int, reason: str) -> None:
+        """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""
+    def rank_left(self, group: int, rank: int) -> None:
+        """Later commands to that rank are refused; returns when no proxy writes to it any more."""
+    def close_epoch(self, group: int) -> None:
+        """Orderly end: stops the group's proxies; the sessions are closed by their owner."""
+    def failure(self, group: int) -> str:
+        """Why the group's epoch failed; empty where it has not."""
+    def events(self) -> list[Event]:
+        """Takes what happened since the last call."""
+    def event_fd(self) -> int:
+        """Readable while events() has something."""
+    def counters(self) -> list[SessionCount]:
+        """Of every open session."""
+    def barrier_stats(self, group: int) -> BarrierStats:
+        """Of all epochs of that group so far; empty phases where it had no barrier."""
+    def forget_group(self, group: int) -> None:
+        """Drops the group's barrier statistics (after its series has ended)."""
+    def close(self) -> None:
+        """Ends all epochs and sessions (idempotent)."""
