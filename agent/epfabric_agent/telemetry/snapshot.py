@@ -1,0 +1,78 @@
+"""What the agent knows at one moment, as telemetry wants it; made by the agent's session code.
+
+All counts are absolute since the session (or the epoch) began and never fall while its handle
+lives. A handle is the core's own number of a session or an epoch: one process never uses it twice,
+so that counts which begin at zero again are seen to be new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from epfabric_agent.telemetry.histogram import Histogram
+
+PHASES = ("arrive", "local", "network", "release", "total")
+"""Phases of a barrier in the order in which they happen; `total` spans them all."""
+
+
+@dataclass(frozen=True)
+class PeerSample:
+    """What one session has sent to the ranks of one node (its own node included)."""
+
+    node: str
+    writes: int
+    bytes: int
+    signals: int
+
+
+@dataclass(frozen=True)
+class SessionSample:
+    """One rank of one pod on this node."""
+
+    namespace: str
+    group: str
+    handle: int
+    rank: int
+    completed: int
+    """Commands retired without being refused, over all rings."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Refused commands by reason."""
+    fifo_depth: int = 0
+    """Slots that the proxies saw filled and had not taken at their last look, over all rings."""
+    inflight: int = 0
+    """Commands taken and not yet complete."""
+    peers: tuple[PeerSample, ...] = ()
+
+
+@dataclass(frozen=True)
+class BarrierSample:
+    """The barriers of one group's epoch as this node saw them."""
+
+    namespace: str
+    group: str
+    handle: int
+    phases: Mapping[str, Histogram]
+    """By name, of PHASES; a phase that this node never saw may be absent."""
+    stragglers: Mapping[int, int] = field(default_factory=dict)
+    """How often a rank was the last to arrive; only the leader's node knows."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything at once; whatever is absent has ended."""
+
+    transport: str = ""
+    """The transport in use: verbs, libfabric or loopback; empty while none is chosen."""
+    provider: str = ""
+    """The transport's provider, such as `tcp;ofi_rxm`."""
+    sessions: tuple[SessionSample, ...] = ()
+    barriers: tuple[BarrierSample, ...] = ()
+
+
+class Source(Protocol):
+    """Gives the present snapshot. Called from the exporter's thread, so it must neither block
+    for long nor touch what only the agent's own thread may touch."""
+
+    def __call__(self) -> Snapshot: ...
