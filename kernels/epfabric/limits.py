@@ -5,7 +5,8 @@ They stand once more in include/epfabric/{command,layout}.h; tests/headers compa
 
 ABI_VERSION = 1
 MAX_WORLD = 4096
-MAX_RINGS = 256
+MAX_RINGS = 64
+MIN_DEPTH = 16
 MAX_DEPTH = 1 << 16
 MAX_BATCH = 8
 MAX_SIGNALS = 1 << 11
@@ -15,3 +16,4 @@ MAX_WRITE_BYTES = 16 << 20
 REGION_SPACE_BYTES = 64 << 30
 REGION_ALIGN = 64 * 1024
 PAGE_BYTES = 4096
+MAX_ADVANCE = (1 << 15) - 1

@@ -21,6 +21,7 @@ from epfabric.limits import (
     MAX_RINGS,
     MAX_SIGNALS,
     MAX_WORLD,
+    MIN_DEPTH,
     PAGE_BYTES,
     REGION_ALIGN,
     REGION_SPACE_BYTES,
@@ -73,8 +74,10 @@ def _integer(low: int, high: int, multiple: int = 1) -> Any:
 
 def _depth() -> Any:
     def check(name: str, value: Any) -> None:
-        if type(value) is not int or not 2 <= value <= MAX_DEPTH or value & (value - 1):
-            raise MessageError(f"{name} is {value!r}; it must be a power of two in 2..{MAX_DEPTH}")
+        if type(value) is not int or not MIN_DEPTH <= value <= MAX_DEPTH or value & (value - 1):
+            raise MessageError(
+                f"{name} is {value!r}; it must be a power of two in {MIN_DEPTH}..{MAX_DEPTH}"
+            )
 
     return dataclasses.field(metadata={"check": check})
 

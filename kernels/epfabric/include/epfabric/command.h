@@ -1,6 +1,7 @@
-// The 16-byte command: what a rank asks of its proxy. Packed by producers (GPU or CPU), unpacked by the agent.
-// Offsets and lengths of WRITE are in units of 16 B, offsets of ADD and CAS in units of 8 B. Bit 63 of
-// both halves is the lap bit, set by the ring and never by pack_*(). No field crosses a half.
+// The 16-byte command: what a rank asks of its proxy. Packed by producers (GPU or CPU), unpacked by
+// the agent. Offsets and lengths of WRITE are in units of 16 B, offsets of ADD and CAS in units of
+// 8 B. Bit 63 of both halves is the lap bit, set by the ring and never by pack_*(). No field
+// crosses a half.
 #pragma once
 
 #include "platform.h"
@@ -8,20 +9,20 @@
 namespace epfabric {
 
 inline constexpr uint32_t kAbiVersion = 1;
-inline constexpr uint32_t kMaxRanks = 4096;            // 12 bits
+inline constexpr uint32_t kMaxRanks = 4096;  // 12 bits
 inline constexpr uint32_t kMaxAdvance = (1u << 15) - 1;
-inline constexpr uint32_t kMaxSignals = 1u << 11;      // per (writing rank, ring)
+inline constexpr uint32_t kMaxSignals = 1u << 11;  // per (writing rank, ring)
 inline constexpr uint32_t kUnitBytes = 16;
-inline constexpr uint32_t kMaxUnits = 1u << 20;        // 16 MiB
+inline constexpr uint32_t kMaxUnits = 1u << 20;               // 16 MiB
 inline constexpr uint64_t kMaxRankBytes = uint64_t{1} << 36;  // 64 GiB: 32 bits of units
 inline constexpr uint64_t kLapBit = uint64_t{1} << 63;
 
 enum class Op : uint8_t {
   kInvalid = 0,
   kWrite = 1,
-  kSignal = 2,   // a WRITE without bytes
+  kSignal = 2,  // a WRITE without bytes
   kAdd = 3,
-  kCas = 4,      // first of two slots: where, and what is expected
+  kCas = 4,  // first of two slots: where, and what is expected
   kDrain = 5,
   kBarrier = 6,
   kCasSwap = 7,  // second slot of a CAS: the new value
@@ -38,9 +39,9 @@ enum class Refusal : uint8_t {
   kSourceOutOfRegion,
   kDestinationOutOfRegion,
   kSignalOutOfRange,
-  kNoAdvance,     // SIGNAL that moves its word by nothing
-  kBadDrain,      // a drain of commands that were not pushed yet
-  kHalfCas,       // one slot of a CAS without the other
+  kNoAdvance,  // SIGNAL that moves its word by nothing
+  kBadDrain,   // a drain of commands that were not pushed yet
+  kHalfCas,    // one slot of a CAS without the other
   kUnsupported,
   kCount,
 };
@@ -85,8 +86,8 @@ EPF_HOST_DEVICE constexpr bool pack_write(const Write& write, Slot& out) {
   if (write.rank >= kMaxRanks || write.units == 0 || write.units > kMaxUnits) return false;
   if (write.signal >= kMaxSignals || write.advance > kMaxAdvance) return false;
   if (write.advance == 0 && write.signal != 0) return false;
-  out.lo = head_of(Op::kWrite, write.rank) | (uint64_t{write.advance} << field::kAdvance) |
-           write.source;
+  out.lo =
+      head_of(Op::kWrite, write.rank) | (uint64_t{write.advance} << field::kAdvance) | write.source;
   out.hi = (uint64_t{write.signal} << field::kSignal) |
            (uint64_t{write.units - 1} << field::kLength) | write.destination;
   return true;
@@ -113,7 +114,8 @@ EPF_HOST_DEVICE constexpr Write unpack_write(const Slot& slot) {
   };
 }
 
-// Packs a DRAIN of every command of the ring whose ticket is below `until` (at most its own ticket).
+// Packs a DRAIN of every command of the ring whose ticket is below `until` (at most its own
+// ticket).
 EPF_HOST_DEVICE constexpr Slot pack_drain(uint64_t until) {
   return Slot{head_of(Op::kDrain, 0) | (until & field::kLow32), 0};
 }
@@ -121,7 +123,8 @@ EPF_HOST_DEVICE constexpr Slot pack_drain(uint64_t until) {
 EPF_HOST_DEVICE constexpr Slot pack_barrier() { return Slot{head_of(Op::kBarrier, 0), 0}; }
 
 // One slot of an ATOMIC: `op` is kAdd (operand: the addend), kCas (operand: what is expected) or
-// kCasSwap (operand: the new value; rank and offset 0). The word's offset is in units of 8 B, 33 bits.
+// kCasSwap (operand: the new value; rank and offset 0). The word's offset is in units of 8 B, 33
+// bits.
 EPF_HOST_DEVICE constexpr bool pack_atomic(Op op, uint32_t rank, uint64_t offset, uint64_t operand,
                                            Slot& out) {
   if (op != Op::kAdd && op != Op::kCas && op != Op::kCasSwap) return false;

@@ -1,5 +1,6 @@
-// The ring of slots, producer and consumer: one idea, two ends. A producer is one GPU thread (or warp)
-// or one CPU thread; the consumer is the ring's proxy. docs/fifo.md holds the proof of the ordering.
+// The ring of slots, producer and consumer: one idea, two ends. A producer is one GPU thread (or
+// warp) or one CPU thread; the consumer is the ring's proxy. docs/fifo.md holds the proof of the
+// ordering.
 #pragma once
 
 #include "command.h"
@@ -8,8 +9,8 @@ namespace epfabric {
 
 inline constexpr uint32_t kMaxBatch = 8;
 
-// The lap bit of the slot with ticket t, in place: memory starts as zeros, so the first lap writes 1.
-// `depth` is a power of two.
+// The lap bit of the slot with ticket t, in place: memory starts as zeros, so the first lap
+// writes 1. `depth` is a power of two.
 EPF_HOST_DEVICE constexpr uint64_t lap_of(uint64_t ticket, uint32_t depth) {
   return (ticket & depth) ? 0 : kLapBit;
 }
@@ -22,9 +23,9 @@ struct Producer {
   uint64_t cached_tail;
   uint32_t depth;
 
-  // Pushes `count` (≤ kMaxBatch) commands or none; true when pushed, their tickets being the old head
-  // onwards. The caller's earlier stores are visible to whoever acts on these commands: one fence pays
-  // for the batch.
+  // Pushes `count` (≤ kMaxBatch) commands or none; true when pushed, their tickets being the old
+  // head onwards. The caller's earlier stores are visible to whoever acts on these commands: one
+  // fence pays for the batch.
   EPF_HOST_DEVICE bool try_push(const Slot* commands, uint32_t count) {
     if (head + count - cached_tail > depth) {
       cached_tail = platform::load_relaxed(tail);  // partner: the proxy's store of tail
@@ -54,7 +55,8 @@ struct Consumer {
     const Slot* slot = &slots[ticket & (depth - 1)];
     const uint64_t lap = lap_of(ticket, depth);
     const uint64_t lo = platform::load_relaxed(&slot->lo);  // partner: store_relaxed_pair()
-    const uint64_t hi = platform::load_relaxed(&slot->hi);  // in either order: each half has its lap
+    const uint64_t hi =
+        platform::load_relaxed(&slot->hi);  // in either order: each half has its lap
     if (((lo ^ lap) | (hi ^ lap)) & kLapBit) return false;
     platform::fence_acquire();  // partner: fence_release() in Producer::try_push()
     out.lo = lo & ~kLapBit;
@@ -74,8 +76,8 @@ struct AbortWords {
 
 enum class Waited : uint8_t { kDone, kAborted, kTimedOut };
 
-// Waits until *word >= value (a counter or a signal word, which only grow), looking at the abort words
-// and the clock every 64th time. What the word's writer did before is visible after kDone.
+// Waits until *word >= value (a counter or a signal word, which only grow), looking at the abort
+// words and the clock every 64th time. What the word's writer did before is visible after kDone.
 EPF_HOST_DEVICE inline Waited wait_at_least(const uint64_t* word, uint64_t value,
                                             const AbortWords& aborts, uint64_t timeout_ns) {
   const uint64_t begin = platform::clock_ns();

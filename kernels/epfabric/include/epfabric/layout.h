@@ -1,6 +1,6 @@
 // Where everything lies in the two segments that a session shares between its pod and its agent.
-// Pod segment: written by the pod only (abort word, slots). Agent segment: written by the agent only
-// (counters, mask, atomic results, signal words, abort word, heartbeat). Offsets in bytes.
+// Pod segment: written by the pod only (abort word, slots). Agent segment: written by the agent
+// only (counters, mask, atomic results, signal words, abort word, heartbeat). Offsets in bytes.
 #pragma once
 
 #include "command.h"
@@ -43,22 +43,23 @@ struct AgentHeader {
 
 // What the agent tells of one ring. The producer polls `tail`; whoever waits polls `completed`.
 struct RingCounters {
-  alignas(kCacheLine) uint64_t tail;       // slots taken: the slot of ticket t is free when tail > t
-  alignas(kCacheLine) uint64_t completed;  // slots retired in order: ticket t is done when completed > t
-  uint64_t refused;                        // commands refused since the session began
-  uint64_t last_refused_ticket;            // meaningful where refused > 0; stored before `refused`
-  uint64_t last_refused_reason;            // a Refusal
+  alignas(kCacheLine) uint64_t tail;  // slots taken: the slot of ticket t is free when tail > t
+  alignas(kCacheLine)
+      uint64_t completed;        // slots retired in order: ticket t is done when completed > t
+  uint64_t refused;              // commands refused since the session began
+  uint64_t last_refused_ticket;  // meaningful where refused > 0; stored before `refused`
+  uint64_t last_refused_reason;  // a Refusal
 };
 static_assert(sizeof(PodHeader) == 128 && sizeof(AgentHeader) == 256);
 static_assert(sizeof(RingCounters) == 128);
 
 struct Layout {
-  uint64_t slots;        // pod segment: ring r's slots begin at slots + r * depth * 16
-  uint64_t pod_bytes;    // size of the pod segment
-  uint64_t counters;     // agent segment: ring r's RingCounters at counters + r * 128
-  uint64_t mask;         // bit r of 4,096: rank r is masked
-  uint64_t results;      // old value of the ATOMIC with ticket t of ring r: (r * depth + t % depth) * 8
-  uint64_t signals;      // word i that (rank s, ring r) writes: ((s * rings + r) * words + i) * 8
+  uint64_t slots;      // pod segment: ring r's slots begin at slots + r * depth * 16
+  uint64_t pod_bytes;  // size of the pod segment
+  uint64_t counters;   // agent segment: ring r's RingCounters at counters + r * 128
+  uint64_t mask;       // bit r of 4,096: rank r is masked
+  uint64_t results;  // old value of the ATOMIC with ticket t of ring r: (r * depth + t % depth) * 8
+  uint64_t signals;  // word i that (rank s, ring r) writes: ((s * rings + r) * words + i) * 8
   uint64_t agent_bytes;  // size of the agent segment
 };
 
@@ -83,8 +84,7 @@ EPF_HOST_DEVICE constexpr Layout layout_of(uint32_t rings, uint32_t depth, uint3
   at.mask = at.counters + uint64_t{rings} * sizeof(RingCounters);
   at.results = round_up(at.mask + kMaskBytes, kHeaderBytes);
   at.signals = round_up(at.results + uint64_t{rings} * depth * 8, kHeaderBytes);
-  at.agent_bytes =
-      round_up(at.signals + uint64_t{world} * rings * signals * 8, kSegmentAlign);
+  at.agent_bytes = round_up(at.signals + uint64_t{world} * rings * signals * 8, kSegmentAlign);
   return at;
 }
 

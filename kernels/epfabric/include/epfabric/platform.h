@@ -1,6 +1,6 @@
-// What differs between g++, nvcc, NVRTC and clang-hip, in one place; included by every other header here.
-// The only file with PTX or vendor builtins. Scopes: every access below is system scope, since the
-// partner may be a GPU, a CPU thread of another process, or a NIC.
+// What differs between g++, nvcc, NVRTC and clang-hip, in one place; included by every other header
+// here. The only file with PTX or vendor builtins. Scopes: every access below is system scope,
+// since the partner may be a GPU, a CPU thread of another process, or a NIC.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -82,8 +82,8 @@ EPF_HOST_DEVICE inline void store_release(uint64_t* word, uint64_t value) {
 #endif
 }
 
-// Relaxed store of the two halves of a slot: one 16-byte store on a GPU, two 8-byte stores on a CPU.
-// Either is right, since each half carries the lap bit.
+// Relaxed store of the two halves of a slot: one 16-byte store on a GPU, two 8-byte stores on a
+// CPU. Either is right, since each half carries the lap bit.
 EPF_HOST_DEVICE inline void store_relaxed_pair(uint64_t* pair, uint64_t first, uint64_t second) {
 #if defined(EPF_CUDA_CODE)
   asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(pair), "l"(first), "l"(second)
@@ -108,7 +108,8 @@ EPF_HOST_DEVICE inline void fence_release() {
 #endif
 }
 
-// Orders the caller's earlier relaxed loads (the slot's halves) before its later loads (the payload).
+// Orders the caller's earlier relaxed loads (the slot's halves) before its later loads (the
+// payload).
 EPF_HOST_DEVICE inline void fence_acquire() {
 #if defined(EPF_CUDA_CODE)
   asm volatile("fence.acq_rel.sys;" ::: "memory");
@@ -134,8 +135,8 @@ EPF_HOST_DEVICE inline uint64_t clock_ns() {
 #endif
 }
 
-// What a waiting thread does between looks: a GPU thread naps; a CPU thread spins shortly, then gives
-// its core away, then sleeps, because the party that it waits for may need that core.
+// What a waiting thread does between looks: a GPU thread naps; a CPU thread spins shortly, then
+// gives its core away, then sleeps, because the party that it waits for may need that core.
 EPF_HOST_DEVICE inline void pause(uint32_t look) {
 #if defined(EPF_CUDA_CODE)
   (void)look;

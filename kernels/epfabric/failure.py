@@ -1,0 +1,60 @@
+"""Why a session ended, and the one loop in which callers wait; used by session, ring and watch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from epfabric.errors import GroupFailed, Timeout
+
+_SLICE_NS = 200_000_000  # between two chances for Python to run signal handlers
+_REASON_GRACE_S = 1.0
+_DONE, _ABORTED = 0, 1
+
+
+class Failure:
+    """The first reason for which the session ended; set by the watching thread, kept for ever."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+        self._reason = ""
+
+    def set(self, reason: str) -> bool:
+        """Keeps the reason if it is the first; tells whether it was."""
+        with self._lock:
+            if self._known.is_set():
+                return False
+            self._reason = reason
+            self._known.set()
+            return True
+
+    @property
+    def happened(self) -> bool:
+        return self._known.is_set()
+
+    def error(self) -> GroupFailed:
+        """The error for a caller that saw an abort word; the reason may be a moment behind it."""
+        self._known.wait(_REASON_GRACE_S)
+        return GroupFailed(self._reason or f"the agent of node {self._node} ended this epoch")
+
+
+def wait_until(
+    attempt: Callable[[int], int], failure: Failure, timeout_s: float, waits_for: str
+) -> None:
+    """Calls attempt(timeout_ns) until it reports done.
+
+    Raises GroupFailed if an abort word was set, Timeout (which names waits_for) after timeout_s.
+    """
+    deadline = time.monotonic_ns() + int(timeout_s * 1e9)
+    while True:
+        left = deadline - time.monotonic_ns()
+        status = attempt(max(0, min(left, _SLICE_NS)))
+        if status == _DONE:
+            return
+        if status == _ABORTED:
+            raise failure.error()
+        if left <= _SLICE_NS:
+            raise Timeout(f"waited {timeout_s:g} s for {waits_for}")

@@ -1,0 +1,171 @@
+"""One ring of a session, for a CPU process that pushes commands; made by Session.ring()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epfabric import command
+from epfabric.errors import CommandRefused
+from epfabric.failure import Failure, wait_until
+from epfabric.limits import OFFSET_UNIT
+
+if TYPE_CHECKING:
+    from epfabric_host import _producer
+
+_FIRST_TRY_NS = 200_000_000
+_Add = Callable[[int], tuple[int, int]]
+
+
+class Ring:
+    """Pushes commands to the ring's proxy and follows their completion.
+
+    Commands collect in an open batch and are published when that is full, by flush(), or by any
+    wait. Offsets and sizes are in bytes and must be multiples of 16. One thread at a time.
+    """
+
+    def __init__(
+        self, native: _producer.Ring, index: int, failure: Failure, timeout_s: float
+    ) -> None:
+        self._native = native
+        self._failure = failure
+        self._timeout_s = timeout_s
+        self._refused_seen = 0
+        self.index = index
+
+    def write(
+        self,
+        dst_rank: int,
+        src_offset: int,
+        dst_offset: int,
+        nbytes: int,
+        signal: int | None = None,
+        advance: int = 0,
+    ) -> int:
+        """Copies nbytes from this rank's offset space into dst_rank's; returns the ticket.
+
+        With signal, that word of (this rank, this ring) at dst_rank grows by advance once the
+        bytes are there. The source may be reused when completed(ticket). ValueError if a field
+        does not fit a command: at most 16 MiB, advance 1 to 32767.
+        """
+        if (src_offset | dst_offset | nbytes) % OFFSET_UNIT:
+            raise ValueError(
+                f"source {src_offset}, destination {dst_offset} and size {nbytes} "
+                f"must be multiples of {OFFSET_UNIT} bytes"
+            )
+        if (signal is None) != (advance == 0):
+            raise ValueError("signal and advance go together: give both or neither")
+        fields = command.Write(
+            rank=dst_rank,
+            source=src_offset // OFFSET_UNIT,
+            destination=dst_offset // OFFSET_UNIT,
+            units=nbytes // OFFSET_UNIT,
+            signal=signal or 0,
+            advance=advance,
+        )
+        return self._write(fields)
+
+    def _write(self, f: command.Write) -> int:
+        native = self._native
+        try:
+            status, ticket = native.write(
+                f.rank, f.source, f.destination, f.units, f.signal, f.advance, _FIRST_TRY_NS
+            )
+        except (TypeError, ValueError):
+            command.pack_write(f)  # names the field that does not fit
+            raise
+        if status:
+            ticket = self._when_room(
+                lambda ns: native.write(
+                    f.rank, f.source, f.destination, f.units, f.signal, f.advance, ns
+                )
+            )
+        return ticket
+
+    def signal(self, dst_rank: int, index: int, advance: int = 1) -> int:
+        """Lets a signal word at dst_rank grow, after this ring's earlier writes to that rank."""
+        try:
+            return self._when_room(lambda ns: self._native.signal(dst_rank, index, advance, ns))
+        except (TypeError, ValueError):
+            command.pack_signal(dst_rank, index, advance)
+            raise
+
+    def drain(self) -> int:
+        """Pushes a DRAIN: completed once all earlier writes are readable at their targets."""
+        return self._when_room(self._native.drain)
+
+    def push_barrier(self) -> int:
+        """Pushes a BARRIER; Session.barrier() does what must precede it."""
+        return self._when_room(self._native.barrier)
+
+    def push(self, commands: NDArray[np.uint64], timeout_s: float | None = None) -> None:
+        """Pushes ready-made commands, (n, 2) halves as epfabric.command packs them.
+
+        Nothing is checked here: a bad command is refused by the agent. Raises Timeout with the
+        number pushed when the ring stays full.
+        """
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        done = 0
+
+        def attempt(timeout_ns: int) -> int:
+            nonlocal done
+            status, pushed = self._native.push(commands[done:], timeout_ns)
+            done += pushed
+            return status
+
+        wait_until(attempt, self._failure, limit, f"room in ring {self.index} for {len(commands)}")
+
+    def flush(self) -> None:
+        """Publishes the open batch."""
+        wait_until(self._native.flush, self._failure, self._timeout_s, self._room())
+
+    def completed(self, ticket: int) -> bool:
+        """Whether the command is completed (its source may be reused); never blocks."""
+        return self._native.completed() > ticket
+
+    def wait(
+        self, ticket: int, timeout_s: float | None = None, waits_for: str | None = None
+    ) -> None:
+        """Publishes the open batch and waits for a ticket.
+
+        Raises Timeout, GroupFailed, or CommandRefused if commands of this ring were refused since
+        the last look.
+        """
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        wait_until(
+            lambda ns: self._native.wait(ticket, ns),
+            self._failure,
+            limit,
+            waits_for or f"ticket {ticket} of ring {self.index}",
+        )
+        self.check_refused()
+
+    def check_refused(self) -> None:
+        """Raises CommandRefused if the agent refused commands since the last look."""
+        count, ticket, reason = self._native.refused()
+        if count != self._refused_seen:
+            new = count - self._refused_seen
+            self._refused_seen = count
+            raise CommandRefused(self.index, ticket, command.Refusal(reason).text, new)
+
+    @property
+    def next_ticket(self) -> int:
+        """The ticket of the next command: the number of commands accepted so far."""
+        return self._native.next_ticket
+
+    def _when_room(self, add: _Add) -> int:
+        ticket = 0
+
+        def attempt(timeout_ns: int) -> int:
+            nonlocal ticket
+            status, ticket = add(timeout_ns)
+            return status
+
+        wait_until(attempt, self._failure, self._timeout_s, self._room())
+        return ticket
+
+    def _room(self) -> str:
+        return f"room in ring {self.index} (its proxy takes no commands)"

@@ -1,0 +1,295 @@
+"""A rank's session with the agent of its node: epfabric.connect() and what it returns."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket as sockets
+import time
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from epfabric import messages, wire
+from epfabric.errors import GroupFailed, SessionError, Timeout
+from epfabric.failure import Failure, wait_until
+from epfabric.identity import rank_and_world
+from epfabric.limits import ABI_VERSION
+from epfabric.region import Region, make_memfd
+from epfabric.ring import Ring
+from epfabric.watch import Watch
+
+if TYPE_CHECKING:
+    from epfabric_host import _producer
+
+DEFAULT_SOCKET = "/var/run/epfabric/agent.sock"
+_LEAVE_TIMEOUT_S = 30.0
+_ANSWER_MARGIN_S = 10.0
+
+R = TypeVar("R", bound=messages.Reply)
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Session:
+    """One rank of one group. Made by connect(); ends with close(), or as a context manager.
+
+    Leaving the with-block by an exception ends the session without the orderly leave, so that
+    the other ranks learn at once that this one is lost.
+    """
+
+    def __init__(
+        self,
+        sock: sockets.socket,
+        hello: messages.HelloReply,
+        segments: _producer.Segments,
+        timeout_s: float,
+    ) -> None:
+        self._sock = sock
+        self._segments = segments
+        self._timeout_s = timeout_s
+        self._hello = hello
+        self._failure = Failure(hello.node)
+        self._rings: dict[int, Ring] = {}
+        self._drained: dict[int, int] = {}
+        self._closed = False
+        self._watch = Watch(
+            sock, hello.node, self._failure, segments.heartbeat, segments.set_pod_abort
+        )
+        self.epoch: int | None = None
+        self.region_bytes: tuple[int, ...] = ()
+        _sessions.add(self)
+
+    @property
+    def rank(self) -> int:
+        return self._hello.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._hello.world_size
+
+    @property
+    def rings(self) -> int:
+        """How many rings the session has."""
+        return self._hello.rings
+
+    @property
+    def signals(self) -> int:
+        """How many signal words each (writing rank, ring) has."""
+        return self._hello.signals
+
+    @property
+    def depth(self) -> int:
+        """Slots of one ring."""
+        return self._hello.depth
+
+    @property
+    def node(self) -> str:
+        return self._hello.node
+
+    @property
+    def group(self) -> str:
+        return self._hello.group
+
+    @property
+    def fabric(self) -> str:
+        return self._hello.fabric
+
+    def register(self, size_bytes: int) -> Region:
+        """Makes memory that other ranks may write and this rank may send from; before join()."""
+        if self.epoch is not None:
+            raise SessionError("register() comes before join(): peers were told all regions there")
+        fd, array = make_memfd(size_bytes)
+        try:
+            reply = self._ask(
+                messages.Register(kind="memfd", bytes=array.nbytes),
+                messages.RegisterReply,
+                self._timeout_s,
+                fds=(fd,),
+            )
+        finally:
+            os.close(fd)
+        return Region(reply.offset, array[:size_bytes])
+
+    def join(self) -> None:
+        """Waits until all ranks of the group are there; bounded by the fabric's joinTimeout."""
+        if self.epoch is not None:
+            raise SessionError("this session has joined its group already")
+        limit = self._hello.join_timeout_ms / 1000 + _ANSWER_MARGIN_S
+        reply = self._ask(messages.Join(), messages.JoinReply, limit)
+        self.epoch = reply.epoch
+        self.region_bytes = reply.regions
+
+    def ring(self, index: int) -> Ring:
+        """The ring with this index, from 0."""
+        self._check_open()
+        if index not in self._rings:
+            from epfabric_host import _producer
+
+            native = _producer.Ring(self._segments, index, self._hello.batch)
+            self._rings[index] = Ring(native, index, self._failure, self._timeout_s)
+        return self._rings[index]
+
+    def signal_value(self, src_rank: int, ring: int, index: int) -> int:
+        """A signal word that (src_rank, ring) writes at this rank; what it announces is visible."""
+        self._check_open()
+        return self._segments.signal(src_rank, ring, index)
+
+    def wait_signal(
+        self, src_rank: int, ring: int, index: int, at_least: int, timeout_s: float | None = None
+    ) -> None:
+        """Waits until a signal word has reached at_least. Raises Timeout or GroupFailed."""
+        self._check_open()
+        segments = self._segments
+        wait_until(
+            lambda ns: segments.wait_signal(src_rank, ring, index, at_least, ns),
+            self._failure,
+            self._timeout_s if timeout_s is None else timeout_s,
+            f"signal {index} of rank {src_rank}, ring {ring}, to reach {at_least}",
+        )
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Returns when every rank of the group is here and all earlier writes are readable.
+
+        Drains each ring that was used since the last barrier, then enters. The default bound is
+        the fabric's barrier timeout with a margin.
+        """
+        self._check_open()
+        if self.epoch is None:
+            raise SessionError("barrier() comes after join()")
+        if timeout_s is None:
+            timeout_s = self._hello.barrier_timeout_ms / 1000 + _ANSWER_MARGIN_S
+        gate = self.ring(0)
+        drains = []
+        for ring in self._rings.values():
+            if ring.next_ticket != self._drained.get(ring.index, 0):
+                drains.append((ring, ring.drain()))
+                ring.flush()
+        for ring, ticket in drains:
+            ring.wait(ticket, timeout_s, f"the writes of ring {ring.index} before the barrier")
+            self._drained[ring.index] = ring.next_ticket
+        gate.wait(gate.push_barrier(), timeout_s, "the other ranks to enter the barrier")
+        self._drained[0] = gate.next_ticket
+
+    def close(self) -> None:
+        """Leaves the group: outstanding commands end first, the other ranks go on."""
+        if self._closed:
+            return
+        try:
+            if not self._failure.happened:
+                for ring in self._rings.values():
+                    ring.flush()
+                self._ask(messages.Leave(), messages.LeaveReply, _LEAVE_TIMEOUT_S)
+        except GroupFailed:
+            pass  # nothing is left to leave
+        finally:
+            self._end()
+
+    def abort(self) -> None:
+        """Ends the session at once: the group fails, and every wait of this rank with it."""
+        if not self._closed:
+            self._segments.set_pod_abort()
+            self._end()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _ask(
+        self,
+        request: messages.Request,
+        expected: type[R],
+        timeout_s: float,
+        fds: tuple[int, ...] = (),
+    ) -> R:
+        self._check_open()
+        if self._failure.happened:
+            raise self._failure.error()
+        wire.send(self._sock, request, fds)
+        try:
+            reply = self._watch.answer(timeout_s)
+        except queue.Empty:
+            self.abort()
+            raise Timeout(
+                f"the agent of node {self.node} did not answer {request.TYPE} in {timeout_s:g} s"
+            ) from None
+        if reply is None:
+            raise self._failure.error()
+        return wire.expect(reply, expected)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("this session is closed")
+
+    def _end(self) -> None:
+        self._closed = True
+        self._failure.set("this session is closed")
+        self._watch.stop()
+        self._sock.close()
+
+    def _forget(self) -> None:
+        """In a forked child: lets go of everything without a word to the agent."""
+        self._closed = True
+        self._segments.detach()
+        self._sock.close()
+
+
+def connect(
+    socket: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    gpu: str | None = None,
+    timeout_s: float = 60.0,
+) -> Session:
+    """Opens this process's session with the agent of its node.
+
+    socket: the agent's socket, by default EPFABRIC_SOCKET or where the volume is mounted.
+    rank, world_size: by default from RANK and WORLD_SIZE, then JOB_COMPLETION_INDEX,
+    LWS_WORKER_INDEX, the pod's ordinal. timeout_s: bound of connecting and of every later wait
+    that is given none. Raises SessionError with what to do.
+    """
+    try:
+        from epfabric_host import _producer
+    except ImportError as error:
+        raise SessionError(
+            "a CPU process needs the native producer: pip install 'epfabric[host]'"
+        ) from error
+
+    rank, world_size = rank_and_world(os.environ, sockets.gethostname(), rank, world_size)
+    path = socket or os.environ.get("EPFABRIC_SOCKET") or DEFAULT_SOCKET
+    deadline = time.monotonic() + timeout_s
+    sock = wire.open_socket(path, deadline)
+    try:
+        hello = messages.Hello(
+            abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
+        )
+        reply, fds = wire.say_hello(sock, hello, deadline)
+        try:
+            segments = _producer.Segments(
+                *fds, reply.rings, reply.depth, reply.signals, reply.world_size
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return Session(sock, reply, segments, timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _forget_all() -> None:
+    for session in list(_sessions):
+        session._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

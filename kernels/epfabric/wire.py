@@ -1,0 +1,93 @@
+"""Packets and file descriptors over a session's socket; called by session.py only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TypeVar
+
+from epfabric import messages
+from epfabric.errors import GroupFailed, SessionError, Timeout
+
+_RETRY_S = 0.1
+R = TypeVar("R", bound=messages.Reply)
+
+
+def open_socket(path: str, deadline: float) -> socket.socket:
+    """Connects to the agent; tries again while its socket is not there, until the deadline."""
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.settimeout(max(deadline - time.monotonic(), _RETRY_S))
+            sock.connect(path)
+            return sock
+        except (FileNotFoundError, ConnectionRefusedError, TimeoutError) as error:
+            sock.close()
+            if time.monotonic() + _RETRY_S > deadline:
+                raise Timeout(
+                    f"no agent answers at {path} ({error}): is the pod annotated with "
+                    "epfabric.io/fabric, and does the agent of this node run?"
+                ) from error
+            time.sleep(_RETRY_S)
+        except OSError as error:
+            sock.close()
+            raise SessionError(f"cannot connect to the agent at {path}: {error}") from error
+
+
+def send(sock: socket.socket, request: messages.Request, fds: tuple[int, ...]) -> None:
+    """Sends one packet with its descriptors."""
+    try:
+        socket.send_fds(sock, [messages.encode(request)], list(fds))
+    except OSError as error:
+        raise SessionError(f"the agent closed the session: {error}") from error
+
+
+def say_hello(
+    sock: socket.socket, hello: messages.Hello, deadline: float
+) -> tuple[messages.HelloReply, tuple[int, int]]:
+    """Sends hello and returns the answer with the descriptors of the pod's and agent's segments."""
+    send(sock, hello, ())
+    sock.settimeout(max(deadline - time.monotonic(), _RETRY_S))
+    try:
+        packet, fds, _, _ = socket.recv_fds(
+            sock, messages.MAX_PACKET_BYTES + 1, 2, socket.MSG_CMSG_CLOEXEC
+        )
+    except TimeoutError:
+        raise Timeout("the agent did not answer hello in time") from None
+    except OSError as error:
+        raise SessionError(f"the agent closed the session: {error}") from error
+    sock.settimeout(None)
+    try:
+        if not packet:
+            raise SessionError("the agent closed the session instead of answering hello")
+        reply = expect(messages.decode_reply(packet), messages.HelloReply)
+        if len(fds) != 2:
+            raise SessionError(f"the agent's hello carried {len(fds)} descriptors instead of 2")
+    except messages.MessageError as error:
+        _close_all(fds)
+        raise SessionError(f"the agent's answer to hello is not understood: {error}") from error
+    except SessionError:
+        _close_all(fds)
+        raise
+    return reply, (fds[0], fds[1])
+
+
+def expect(reply: messages.Reply, expected: type[R]) -> R:
+    """The reply if it is the expected one; a refusal becomes its exception."""
+    if isinstance(reply, messages.ErrorReply):
+        if reply.code == "group-failed":
+            raise GroupFailed(reply.message, code=reply.code)
+        if reply.code == "join-timeout":
+            raise Timeout(reply.message, code=reply.code)
+        raise SessionError(reply.message, code=reply.code)
+    if isinstance(reply, messages.Failed):
+        raise GroupFailed(reply.reason)
+    if not isinstance(reply, expected):
+        raise SessionError(f"the agent answered {reply.TYPE} to another request")
+    return reply
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
