@@ -1,0 +1,111 @@
+"""The shared headers compile for every machine that may push commands: CPU, NVIDIA, AMD."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+INCLUDE = HERE.parents[1] / "kernels/epfabric/include"
+HEADERS = sorted(p.name for p in (INCLUDE / "epfabric").glob("*.h"))
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+KERNELS = ["push_batch", "push_others", "take_one", "wait_for"]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_gcc_takes_each_header_on_its_own(header: str, standard: str) -> None:
+    source = str(HERE / "host_use.cc")
+    run("g++", f"-std={standard}", *WARNINGS, "-fsyntax-only", f"-DFIRST={header}",
+        f"-I{INCLUDE}", source)  # fmt: skip
+
+
+class Nvrtc:
+    """NVIDIA's run-time compiler, from its wheel; it needs no GPU."""
+
+    def __init__(self) -> None:
+        library = Path(str(files("nvidia.cuda_nvrtc") / "lib/libnvrtc.so.12"))
+        self._lib = ctypes.CDLL(str(library))
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = (major.value, minor.value)
+
+    def ptx(self, source: Path, *options: str) -> str:
+        program = ctypes.c_void_p()
+        text = source.read_bytes()
+        name = source.name.encode()
+        assert not self._lib.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
+        flags = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        status = self._lib.nvrtcCompileProgram(program, len(options), flags)
+        assert not status, self._get(program, "ProgramLog")
+        return self._get(program, "PTX")
+
+    def _get(self, program: ctypes.c_void_p, what: str) -> str:
+        size = ctypes.c_size_t()
+        getattr(self._lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(self._lib, f"nvrtcGet{what}")(program, buffer)
+        return buffer.value.decode()
+
+
+def entry(ptx: str, kernel: str) -> str:
+    """The text of one kernel."""
+    return ptx[ptx.index(f".entry {kernel}(") :].split(".visible")[0]
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90", "compute_100"])
+def test_nvrtc_makes_a_kernel_of_every_device_path(architecture: str) -> None:
+    nvrtc = Nvrtc()
+    assert nvrtc.version >= (12, 8)
+    ptx = nvrtc.ptx(HERE / "push_kernel.cu", f"-arch={architecture}", f"-I{INCLUDE}", "-std=c++20")
+    assert all(f".entry {kernel}(" in ptx for kernel in KERNELS)
+    push = entry(ptx, "push_batch")
+    assert len(re.findall(r"fence\.acq_rel\.sys", push)) == 1, "the fence is paid once a batch"
+    assert re.search(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", push), (
+        "a slot is one 16-byte store"
+    )
+    assert "globaltimer" in entry(ptx, "wait_for"), "a wait is bounded by the GPU's own clock"
+
+
+def hip_targets() -> list[str]:
+    """gfx942 always; gfx950 where this compiler knows it (LLVM 20 and later)."""
+    known = subprocess.run(
+        ["clang-19", "--target=amdgcn", "-print-supported-cpus"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=True,
+    ).stderr  # fmt: skip
+    assert "gfx942" in known
+    return ["gfx942", *(["gfx950"] if "gfx950" in known else [])]
+
+
+@pytest.mark.skipif(shutil.which("clang-19") is None, reason="clang-19 is not installed")
+def test_hip_makes_a_kernel_of_every_device_path(tmp_path: Path) -> None:
+    source = str(HERE / "push_kernel.cu")
+    base = ["clang-19", "-x", "hip", "-nogpuinc", "-nogpulib", "-std=c++20", *WARNINGS,
+            f"-I{INCLUDE}"]  # fmt: skip
+    for target in hip_targets():
+        out = tmp_path / f"{target}.s"
+        run(*base, f"--offload-arch={target}", "--cuda-device-only", "-O2", "-S", source,
+            "-o", str(out))  # fmt: skip
+        text = out.read_text()
+        assert all(f"{kernel}:" in text for kernel in KERNELS)
+        assert "buffer_wbl2" in text, "the release fence reaches system scope"
+        run(*base, f"--offload-arch={target}", "--cuda-host-only", "-fsyntax-only", source)
+
+
+def test_only_platform_h_knows_the_machine() -> None:
+    builtin = re.compile(r"\basm\b|__hip_|__builtin_amdgcn|\b(ld|st)\.(relaxed|acquire|release)\.")
+    root = INCLUDE.parents[1]
+    sources = [p for p in root.rglob("*") if p.suffix in {".h", ".cuh", ".cc", ".cu"}]
+    assert len(sources) > len(HEADERS)
+    found = {p.name for p in sources if builtin.search(p.read_text())}
+    assert found == {"platform.h"}
