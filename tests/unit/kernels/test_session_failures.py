@@ -1,0 +1,293 @@
+"""What a rank sees when its agent misbehaves: a bounded error that says what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import epfabric
+import numpy as np
+import pytest
+from epfabric import layout, messages
+from epfabric.messages import Reply, Request
+from epfabric.watch import Stillness
+
+from .scripted_agent import ScriptedAgent
+
+F_GET_SEALS = 1034
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[ScriptedAgent]:
+    with ScriptedAgent(tmp_path) as served:
+        yield served
+
+
+def connect(agent: ScriptedAgent, timeout_s: float = 20.0) -> epfabric.Session:
+    return epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=timeout_s)
+
+
+def refused(code: str, message: str) -> Callable[[Request], Reply | None]:
+    return lambda request: messages.ErrorReply(code=code, message=message)
+
+
+def test_an_orderly_session_says_what_it_is(agent: ScriptedAgent) -> None:
+    with connect(agent) as session:
+        region = session.register(5000)
+        region.array[:] = 7
+        session.join()
+        assert (session.node, session.group, session.epoch) == ("n7", "ns/g", 1)
+        assert region.offset == 65536
+        assert region.array.nbytes == 5000
+        assert region.view(16, (2, 8), np.uint32).shape == (2, 8)
+    assert agent.ended.wait(10)
+    assert [r.TYPE for r in agent.requests] == ["hello", "register", "join", "leave"]
+    status = os.fstat(agent.received_fds[0])
+    assert status.st_size == 8192
+    assert status.st_blocks * 512 == 8192, "the memfd has holes"
+    assert fcntl.fcntl(agent.received_fds[0], F_GET_SEALS) == 0, "the agent seals it, not the pod"
+    assert os.pread(agent.received_fds[0], 8192, 0) == b"\x07" * 5000 + b"\0" * 3192
+
+
+def test_an_exception_ends_the_session_without_leave(agent: ScriptedAgent) -> None:
+    def broken_rank() -> None:
+        with connect(agent) as session:
+            session.join()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken_rank()
+    assert agent.ended.wait(10)
+    assert [r.TYPE for r in agent.requests] == ["hello", "join"]
+    assert agent.pod.get(layout.POD_ABORT) == 1
+
+
+def test_a_heartbeat_that_stands_still_names_the_node(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    agent.stand_still()
+    with pytest.raises(epfabric.GroupFailed, match=r"node n7.*no sign of life"):
+        session.wait_signal(1, 0, 0, at_least=1)
+    assert agent.pod.get(layout.POD_ABORT) == 1
+    with pytest.raises(epfabric.GroupFailed, match="n7"):
+        session.join()
+    session.close()
+
+
+def test_a_vanished_agent_ends_every_wait(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    agent.vanish()
+    with pytest.raises(epfabric.GroupFailed, match=r"node n7 closed the session"):
+        session.ring(1).wait(session.ring(1).drain())
+    session.close()
+
+
+def test_a_failed_epoch_gives_its_reason_to_a_thread_in_a_wait(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    session.join()
+
+    def fail() -> None:
+        agent.agent.put(layout.AGENT_ABORT, 1)
+        agent.send(messages.Failed(epoch=1, reason="rank 1 (ns/p) was lost"))
+
+    timer = threading.Timer(0.05, fail)
+    timer.start()
+    with pytest.raises(epfabric.GroupFailed, match=r"rank 1 \(ns/p\) was lost"):
+        session.barrier()
+    timer.join()
+    session.close()
+
+
+def test_the_failure_wakes_a_join(tmp_path: Path) -> None:
+    failed = messages.Failed(epoch=1, reason="rank 1 was lost")
+
+    def script(request: Request) -> Reply | None:
+        return failed if isinstance(request, messages.Join) else None
+
+    with ScriptedAgent(tmp_path, script) as agent:
+        session = connect(agent)
+        with pytest.raises(epfabric.GroupFailed, match="rank 1 was lost"):
+            session.join()
+        session.close()
+
+
+def test_an_agent_that_babbles_is_reported(tmp_path: Path) -> None:
+    def script(request: Request) -> bytes | None:
+        return b"{}" if isinstance(request, messages.Join) else None
+
+    with ScriptedAgent(tmp_path, script) as agent:
+        session = connect(agent)
+        with pytest.raises(epfabric.GroupFailed, match="unknown message"):
+            session.join()
+        session.close()
+
+
+def test_an_agent_that_answers_something_else_is_reported(tmp_path: Path) -> None:
+    def script(request: Request) -> Reply | None:
+        return messages.LeaveReply() if isinstance(request, messages.Join) else None
+
+    with ScriptedAgent(tmp_path, script) as agent:
+        session = connect(agent)
+        with pytest.raises(epfabric.SessionError, match="answered leave"):
+            session.join()
+        session.abort()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("duplicate-rank", epfabric.SessionError),
+        ("join-timeout", epfabric.Timeout),
+        ("group-failed", epfabric.GroupFailed),
+    ],
+)
+def test_refusals_keep_their_code_and_sentence(
+    tmp_path: Path, code: str, error: type[epfabric.SessionError]
+) -> None:
+    script = refused(code, "rank 0 is held by ns/a and ns/b")
+    with ScriptedAgent(tmp_path, script) as agent:
+        with pytest.raises(error, match="ns/a and ns/b") as caught:
+            connect(agent)
+        assert caught.value.code == code
+
+
+def test_a_silent_agent_is_a_timeout(tmp_path: Path) -> None:
+    with ScriptedAgent(tmp_path, lambda request: None) as agent:
+        session = connect(agent, timeout_s=0.5)
+        with pytest.raises(epfabric.Timeout, match="register"):
+            session.register(4096)
+
+
+def test_no_agent_is_a_timeout_that_says_what_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(epfabric.Timeout, match=r"epfabric\.io/fabric"):
+        epfabric.connect(str(tmp_path / "none"), rank=0, world_size=1, timeout_s=0.2)
+
+
+def test_segments_of_another_layout_are_refused(agent: ScriptedAgent) -> None:
+    agent.hello = dataclasses.replace(agent.hello, depth=8192)
+    with pytest.raises(ValueError, match="one version"):
+        connect(agent)
+
+
+def test_segments_of_another_abi_are_refused(agent: ScriptedAgent) -> None:
+    agent.agent.put(8, 2)
+    with pytest.raises(ValueError, match="ABI"):
+        connect(agent)
+
+
+def test_a_ring_whose_proxy_takes_nothing_is_a_timeout(agent: ScriptedAgent) -> None:
+    session = connect(agent, timeout_s=0.3)
+    ring = session.ring(0)
+    for _ in range(24):  # 16 slots and one open batch of 8
+        ring.write(1, 0, 0, 16)
+    with pytest.raises(epfabric.Timeout, match="takes no commands"):
+        ring.write(1, 0, 0, 16)
+    assert ring.next_ticket == 24
+    agent.agent.put(agent.layout.counters + layout.RING_TAIL, 16)
+    assert ring.write(1, 0, 0, 16) == 24, "it goes on when slots become free"
+    session.abort()
+
+
+def test_refused_commands_are_told_once(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    ring = session.ring(0)
+    ticket = ring.signal(1, 0)
+    base = agent.layout.counters
+    agent.agent.put(base + layout.RING_REFUSED_TICKET, ticket)
+    agent.agent.put(base + layout.RING_REFUSED_REASON, 4)
+    agent.agent.put(base + layout.RING_REFUSED, 1)
+    agent.agent.put(base + layout.RING_COMPLETED, 1)
+    with pytest.raises(epfabric.CommandRefused, match="rank-out-of-group") as caught:
+        ring.wait(ticket)
+    assert (caught.value.ticket, caught.value.count) == (ticket, 1)
+    ring.wait(ticket)
+    session.abort()
+
+
+def test_a_forked_child_has_no_session(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    ring = session.ring(0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            session.barrier()
+        except epfabric.SessionError:
+            try:
+                ring.write(1, 0, 0, 16)
+            except RuntimeError:
+                session.close()
+                code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session.join()
+    assert not agent.ended.is_set(), "the child ended its parent's session"
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((4096, 0, 0, 16), "rank"),
+        ((-1, 0, 0, 16), "rank"),
+        ((0, 1 << 36, 0, 16), "source"),
+        ((0, 0, 1 << 36, 16), "destination"),
+        ((0, 0, 0, 0), "units"),
+        ((0, 0, 0, (16 << 20) + 16), "units"),
+        ((0, 8, 0, 16), "multiples of 16"),
+        ((0, 0, 0, 16, 3), "signal and advance"),
+        ((0, 0, 0, 16, None, 3), "signal and advance"),
+        ((0, 0, 0, 16, 2048, 1), "signal"),
+        ((0, 0, 0, 16, 0, 1 << 15), "advance"),
+    ],
+)
+def test_what_does_not_fit_a_command_is_named(
+    agent: ScriptedAgent, arguments: tuple[int, ...], names: str
+) -> None:
+    session = connect(agent)
+    with pytest.raises(ValueError, match=names):
+        session.ring(0).write(*arguments)
+    assert session.ring(0).next_ticket == 0
+    session.abort()
+
+
+def test_unknown_rings_words_and_tickets_are_named(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    with pytest.raises(ValueError, match="2 rings"):
+        session.ring(2)
+    with pytest.raises(ValueError, match="2 ranks"):
+        session.signal_value(2, 0, 0)
+    with pytest.raises(ValueError, match="not given out"):
+        session.ring(0).wait(0)
+    session.abort()
+
+
+def test_stillness_counts_only_time_in_which_somebody_looked() -> None:
+    still = Stillness()
+    assert not still.look(1, now=0.0)
+    assert not still.look(1, now=60.0), "the process was stopped for a minute, not the agent"
+    assert not still.look(2, now=60.1)
+    looks = [still.look(2, now=60.1 + n / 10) for n in range(1, 12)]
+    assert looks.index(True) == 9, "a second in looks of 0.1 s"
+
+
+def test_waits_keep_the_interpreter_free(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    began = threading.Event()
+
+    def wake() -> None:
+        began.wait(10)
+        time.sleep(0.05)
+        agent.agent.put(agent.layout.signals + ((1 * 2 + 1) * 4 + 3) * 8, 5)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    began.set()
+    session.wait_signal(1, 1, 3, at_least=5)
+    assert session.signal_value(1, 1, 3) == 5
+    thread.join()
+    session.abort()
