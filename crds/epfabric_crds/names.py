@@ -1,0 +1,68 @@
+"""Names of the Kubernetes API that operator, agent, CSI driver and chart agree on; used by all."""
+
+GROUP = "epfabric.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+FABRICS = "epfabrics"
+NODES = "epfabricnodes"
+GROUPS = "epgroups"
+
+NAMESPACE = "epfabric-system"
+
+FABRIC_LABEL = "epfabric.io/fabric"
+FABRIC_ANNOTATION = "epfabric.io/fabric"
+GROUP_ANNOTATION = "epfabric.io/group"
+FINALIZER = "epfabric.io/cleanup"
+SIGNER = "epfabric.io/agent"
+CSI_DRIVER = "csi.epfabric.io"
+
+OPERATOR_ACCOUNT = "epfabric-operator"
+AGENT_ACCOUNT = "epfabric-agent"
+OPERATOR_LEASE = "epfabric-operator"
+CA_SECRET = "epfabric-ca"
+CA_BUNDLE = "epfabric-ca"
+CA_BUNDLE_KEY = "ca.crt"
+INJECT_POLICY = "epfabric-inject"
+
+OPERATOR_MANAGER = "epfabric-operator"
+OPERATOR_STATUS_MANAGER = "epfabric-operator-status"
+AGENT_MANAGER = "epfabric-agent"
+
+STATE_DIR = "/var/lib/epfabric"
+POD_VOLUME = "epfabric"
+POD_DIRECTORY = "/var/run/epfabric"
+POD_SOCKET = "/var/run/epfabric/agent.sock"
+
+LEASE_SECONDS = 40
+LEASE_RENEW_SECONDS = 10
+CERTIFICATE_SECONDS = 86400
+COMMON_NAME_PREFIX = "epfabric:agent:"
+
+# The API server puts the node of a pod-bound token here, in userInfo.extra and in a CSR's extra.
+NODE_NAME_EXTRA = "authentication.kubernetes.io/node-name"
+
+
+def agent_lease(node: str) -> str:
+    """Name of the Lease that the agent of `node` renews."""
+    return f"epfabric-agent-{node}"
+
+
+def agent_daemonset(fabric: str, pool: str | None = None) -> str:
+    """Name of the DaemonSet of the fabric's agents, or of one pool of them."""
+    return f"epfabric-agent-{fabric}" + (f"-{pool}" if pool else "")
+
+
+def parameters_configmap(fabric: str) -> str:
+    """Name of the ConfigMap that parametrises the admission policy for `fabric`."""
+    return f"epfabric-fabric-{fabric}"
+
+
+def policy_binding(fabric: str) -> str:
+    """Name of the MutatingAdmissionPolicyBinding of `fabric`."""
+    return f"epfabric-inject-{fabric}"
+
+
+def agent_dns_name(node: str, fabric: str) -> str:
+    """DNS name in an agent's certificate; a fabric's name has no dots, so it splits one way."""
+    return f"{node}.{fabric}.agents.epfabric.io"
