@@ -9,9 +9,12 @@ the rule of OpenTelemetry's exponential histograms, whose base is 2**(2**-s).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import PhaseStats
 
 MAX_SCALE = 8
 """The finest that Prometheus stores; finer buckets are merged before export."""
@@ -39,17 +42,17 @@ class Histogram:
         return self.zero_count + sum(self.counts)
 
 
-def from_core(stats: Mapping[str, Any]) -> Histogram:
+def from_core(stats: PhaseStats) -> Histogram:
     """One phase of the core's `barrier_stats` (its sums and extremes are in nanoseconds)."""
     return trim(
         Histogram(
-            scale=int(stats["scale"]),
-            offset=int(stats["offset"]),
-            counts=tuple(int(n) for n in stats["buckets"]),
-            zero_count=int(stats["zero_count"]),
-            sum=int(stats["sum_ns"]) / _NS_PER_S,
-            minimum=int(stats["min_ns"]) / _NS_PER_S,
-            maximum=int(stats["max_ns"]) / _NS_PER_S,
+            scale=stats["scale"],
+            offset=stats["offset"],
+            counts=tuple(stats["buckets"]),
+            zero_count=stats["zero_count"],
+            sum=stats["sum_ns"] / _NS_PER_S,
+            minimum=stats["min_ns"] / _NS_PER_S,
+            maximum=stats["max_ns"] / _NS_PER_S,
         )
     )
 

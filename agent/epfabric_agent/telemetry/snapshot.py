@@ -1,8 +1,8 @@
 """What the agent knows at one moment, as telemetry wants it; made by the agent's session code.
 
-All counts are absolute since the session (or the epoch) began and never fall while its handle
-lives. A handle is the core's own number of a session or an epoch: one process never uses it twice,
-so that counts which begin at zero again are seen to be new ones.
+All counts are absolute since the session (or the core's group) began and never fall while its
+handle lives. A handle is a number that one process never uses twice, so that counts which begin at
+zero again are seen to be new ones.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class PeerSample:
     """What one session has sent to the ranks of one node (its own node included)."""
 
     node: str
+    transport: str
+    """What carried it: loopback on the own node, else verbs or libfabric."""
     writes: int
     bytes: int
     signals: int
@@ -35,20 +37,20 @@ class SessionSample:
     group: str
     handle: int
     rank: int
-    completed: int
-    """Commands retired without being refused, over all rings."""
+    completed: Mapping[str, int] = field(default_factory=dict)
+    """Commands retired without being refused, by op, over all rings."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Refused commands by reason."""
     fifo_depth: int = 0
-    """Slots that the proxies saw filled and had not taken at their last look, over all rings."""
+    """Slots taken from the rings and not yet retired."""
     inflight: int = 0
-    """Commands taken and not yet complete."""
+    """Operations that the proxies have posted and that are not yet complete."""
     peers: tuple[PeerSample, ...] = ()
 
 
 @dataclass(frozen=True)
 class BarrierSample:
-    """The barriers of one group's epoch as this node saw them."""
+    """The barriers of one group as this node saw them, over all epochs of the core's group."""
 
     namespace: str
     group: str

@@ -1,0 +1,117 @@
+"""Turns a snapshot into readings: which metric, of which group, with which attributes, how much.
+
+Pure; called by the ledger. METRICS is the one table of everything that is measured by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from epfabric_agent.telemetry.histogram import Histogram
+from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """A metric's name, kind, unit (UCUM) and description as they are exported."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+
+
+BARRIER_DURATION = MetricInfo(
+    "epfabric.barrier.duration", "histogram", "s", "Duration of barriers by phase"
+)
+STRAGGLERS = MetricInfo(
+    "epfabric.barrier.stragglers", "counter", "{barrier}", "Barriers that waited last for this rank"
+)
+COMMANDS = MetricInfo("epfabric.commands", "counter", "{command}", "Commands retired, by result")
+WRITES = MetricInfo("epfabric.writes", "counter", "{write}", "Writes sent to a node's ranks")
+BYTES = MetricInfo("epfabric.bytes", "counter", "By", "Payload sent to a node's ranks")
+SIGNALS = MetricInfo("epfabric.signals", "counter", "{signal}", "Signals sent to a node's ranks")
+FIFO_DEPTH = MetricInfo("epfabric.fifo.depth", "gauge", "{slot}", "Slots taken, not yet retired")
+INFLIGHT = MetricInfo(
+    "epfabric.inflight", "gauge", "{operation}", "Operations posted, not yet complete"
+)
+GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Sessions of a group")
+
+METRICS = (
+    BARRIER_DURATION,
+    STRAGGLERS,
+    COMMANDS,
+    WRITES,
+    BYTES,
+    SIGNALS,
+    FIFO_DEPTH,
+    INFLIGHT,
+    GROUP_SESSIONS,
+)
+
+NAMESPACE = "k8s.namespace.name"
+GROUP = "epfabric.group"
+SCOPE = "epfabric.scope"
+PHASE = "epfabric.phase"
+RANK = "epfabric.rank"
+PEER = "epfabric.peer"
+TRANSPORT = "epfabric.transport"
+OP = "epfabric.op"
+RESULT = "epfabric.result"
+REASON = "epfabric.reason"
+
+GroupName = tuple[str, str]
+"""Namespace and name."""
+Attributes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One number or histogram of one session or epoch (its `origin`), as of the snapshot."""
+
+    metric: MetricInfo
+    group: GroupName
+    attributes: Attributes
+    """Without the group's own."""
+    origin: tuple[str, int]
+    value: int | Histogram
+
+
+def readings(snapshot: Snapshot) -> Iterator[Reading]:
+    """Everything that the snapshot says about groups."""
+    for session in snapshot.sessions:
+        yield from _of_session(session)
+    for barrier in snapshot.barriers:
+        yield from _of_barrier(barrier)
+
+
+def _of_session(session: SessionSample) -> Iterator[Reading]:
+    def read(metric: MetricInfo, value: int, *attributes: tuple[str, str]) -> Reading:
+        origin = ("session", session.handle)
+        return Reading(metric, (session.namespace, session.group), attributes, origin, value)
+
+    for op, count in session.completed.items():
+        yield read(COMMANDS, count, (RESULT, "completed"), (OP, op))
+    for reason, count in session.refused.items():
+        yield read(COMMANDS, count, (RESULT, "refused"), (REASON, reason))
+    for peer in session.peers:
+        route = ((PEER, peer.node), (TRANSPORT, peer.transport))
+        yield read(WRITES, peer.writes, *route)
+        yield read(BYTES, peer.bytes, *route)
+        yield read(SIGNALS, peer.signals, *route)
+    yield read(FIFO_DEPTH, session.fifo_depth, (RANK, str(session.rank)))
+    yield read(INFLIGHT, session.inflight, (RANK, str(session.rank)))
+    yield read(GROUP_SESSIONS, 1)
+
+
+def _of_barrier(barrier: BarrierSample) -> Iterator[Reading]:
+    group, origin = (barrier.namespace, barrier.group), ("epoch", barrier.handle)
+    for phase, histogram in barrier.phases.items():
+        attributes = ((SCOPE, "full"), (PHASE, phase))
+        yield Reading(BARRIER_DURATION, group, attributes, origin, histogram)
+    for rank, count in barrier.stragglers.items():
+        yield Reading(STRAGGLERS, group, ((RANK, str(rank)),), origin, count)

@@ -1,0 +1,47 @@
+"""Where metrics go: spec before environment, base URLs completed, nonsense refused."""
+
+from __future__ import annotations
+
+import pytest
+from epfabric_agent.telemetry.config import TelemetryConfig, configure, interval_seconds
+
+BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+FULL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+
+
+def made(endpoint: str, environ: dict[str, str]) -> TelemetryConfig:
+    return configure(endpoint, node="n", fabric="f", environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ", "url"),
+    [
+        ("", {}, ""),
+        ("http://c:4318", {}, "http://c:4318/v1/metrics"),
+        ("http://p:9090/api/v1/otlp/", {}, "http://p:9090/api/v1/otlp/v1/metrics"),
+        ("", {BASE: "http://e:4318"}, "http://e:4318/v1/metrics"),
+        ("", {BASE: "http://e:4318", FULL: "https://m/x"}, "https://m/x"),
+        ("http://c:4318", {FULL: "https://m/x"}, "http://c:4318/v1/metrics"),
+    ],
+)
+def test_the_spec_wins_and_only_base_urls_are_completed(
+    endpoint: str, environ: dict[str, str], url: str
+) -> None:
+    assert made(endpoint, environ).url == url
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://c", "http://"])
+def test_what_is_no_http_url_is_refused_with_an_example(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="write it like http://collector"):
+        made(endpoint, {})
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10s", 10.0), ("2m", 120.0)])
+def test_intervals(text: str, seconds: float) -> None:
+    assert interval_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "10", "-1s", "1h", "1.5s"])
+def test_wrong_intervals_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="write it like 500ms"):
+        interval_seconds(text)
