@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-
-_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,11 @@ def configure(
     node: str,
     fabric: str,
     environ: Mapping[str, str],
-    interval: str = "10s",
+    interval_s: float = 10.0,
 ) -> TelemetryConfig:
     """`endpoint` as in spec.telemetry (a base URL), else OpenTelemetry's environment variables.
 
-    Raises ValueError for a URL or an interval that cannot be used.
+    Raises ValueError for a URL that cannot be used.
     """
     variables = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     full, base = (environ.get(name, "").strip() for name in variables)
@@ -51,15 +48,7 @@ def configure(
             f"telemetry endpoint {endpoint or full or base!r} is no http(s) URL; "
             "write it like http://collector.monitoring:4318"
         )
-    return TelemetryConfig(url, interval_seconds(interval), node, fabric)
-
-
-def interval_seconds(text: str) -> float:
-    """`500ms`, `10s` or `2m` in seconds."""
-    match = re.fullmatch(r"([1-9][0-9]{0,6})(ms|s|m)", text)
-    if match is None:
-        raise ValueError(f"interval {text!r} is not understood; write it like 500ms, 10s or 2m")
-    return int(match[1]) * _UNIT_S[match[2]]
+    return TelemetryConfig(url, interval_s, node, fabric)
 
 
 def _metrics_url(base: str) -> str:

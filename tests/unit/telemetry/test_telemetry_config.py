@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from epfabric_agent.telemetry.config import TelemetryConfig, configure, interval_seconds
+from epfabric_agent.telemetry.config import TelemetryConfig, configure
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 FULL = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -34,14 +34,3 @@ def test_the_spec_wins_and_only_base_urls_are_completed(
 def test_what_is_no_http_url_is_refused_with_an_example(endpoint: str) -> None:
     with pytest.raises(ValueError, match="write it like http://collector"):
         made(endpoint, {})
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10s", 10.0), ("2m", 120.0)])
-def test_intervals(text: str, seconds: float) -> None:
-    assert interval_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0s", "10", "-1s", "1h", "1.5s"])
-def test_wrong_intervals_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like 500ms"):
-        interval_seconds(text)
