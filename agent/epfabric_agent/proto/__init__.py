@@ -1,0 +1,1 @@
+"""Generated from `agent/proto`; used by the CSI driver and by the agents among themselves."""
