@@ -1,9 +1,5 @@
-// The host's use of the shared headers, each included first by one translation unit that
-// test_compilers.py makes with -DFIRST=…; the asserts hold at compile time.
-#define EPF_STRING(x) #x
-#define EPF_HEADER(x) EPF_STRING(epfabric/x)
-#include EPF_HEADER(FIRST)
-// The rest comes after, so that FIRST has to stand on its own.
+// The host's use of the shared headers; the asserts hold at compile time. test_compilers.py puts
+// each header first in turn (-include), so that each has to stand on its own.
 #include "epfabric/fifo.h"
 #include "epfabric/layout.h"
 

@@ -26,8 +26,8 @@ def run(*command: str) -> str:
 @pytest.mark.parametrize("header", HEADERS)
 def test_gcc_takes_each_header_on_its_own(header: str, standard: str) -> None:
     source = str(HERE / "host_use.cc")
-    run("g++", f"-std={standard}", *WARNINGS, "-fsyntax-only", f"-DFIRST={header}",
-        f"-I{INCLUDE}", source)  # fmt: skip
+    run("g++", f"-std={standard}", *WARNINGS, "-fsyntax-only", f"-I{INCLUDE}",
+        "-include", f"epfabric/{header}", source)  # fmt: skip
 
 
 class Nvrtc:
