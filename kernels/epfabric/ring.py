@@ -104,9 +104,14 @@ class Ring:
     def push(self, commands: NDArray[np.uint64], timeout_s: float | None = None) -> None:
         """Pushes ready-made commands, (n, 2) halves as epfabric.command packs them.
 
-        Nothing is checked here: a bad command is refused by the agent. Raises Timeout with the
-        number pushed when the ring stays full.
+        Nothing is checked here: a bad command is refused by the agent. Raises Timeout when
+        the ring stays full; what was pushed until then stays pushed (next_ticket tells).
         """
+        if commands.dtype != np.uint64 or commands.ndim != 2 or commands.shape[1] != 2:
+            raise ValueError(
+                f"commands are {commands.shape} of {commands.dtype}; they must be (n, 2) of uint64"
+            )
+        commands = np.ascontiguousarray(commands)
         limit = self._timeout_s if timeout_s is None else timeout_s
         done = 0
 

@@ -197,7 +197,7 @@ void bind_ring(nb::module_& module) {
           "barrier",
           [](Ring& self, uint64_t timeout_ns) { return add(self, pack_barrier(), timeout_ns); },
           "timeout_ns"_a)
-      .def("push", &push_list, "commands"_a, "timeout_ns"_a)
+      .def("push", &push_list, "commands"_a.noconvert(), "timeout_ns"_a)
       .def(
           "flush",
           [](Ring& self, uint64_t timeout_ns) {

@@ -7,7 +7,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import epfabric
@@ -20,12 +20,6 @@ from epfabric.watch import Stillness
 from .scripted_agent import ScriptedAgent
 
 F_GET_SEALS = 1034
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[ScriptedAgent]:
-    with ScriptedAgent(tmp_path) as served:
-        yield served
 
 
 def connect(agent: ScriptedAgent, timeout_s: float = 20.0) -> epfabric.Session:
@@ -179,35 +173,6 @@ def test_segments_of_another_abi_are_refused(agent: ScriptedAgent) -> None:
         connect(agent)
 
 
-def test_a_ring_whose_proxy_takes_nothing_is_a_timeout(agent: ScriptedAgent) -> None:
-    session = connect(agent, timeout_s=0.3)
-    ring = session.ring(0)
-    for _ in range(24):  # 16 slots and one open batch of 8
-        ring.write(1, 0, 0, 16)
-    with pytest.raises(epfabric.Timeout, match="takes no commands"):
-        ring.write(1, 0, 0, 16)
-    assert ring.next_ticket == 24
-    agent.agent.put(agent.layout.counters + layout.RING_TAIL, 16)
-    assert ring.write(1, 0, 0, 16) == 24, "it goes on when slots become free"
-    session.abort()
-
-
-def test_refused_commands_are_told_once(agent: ScriptedAgent) -> None:
-    session = connect(agent)
-    ring = session.ring(0)
-    ticket = ring.signal(1, 0)
-    base = agent.layout.counters
-    agent.agent.put(base + layout.RING_REFUSED_TICKET, ticket)
-    agent.agent.put(base + layout.RING_REFUSED_REASON, 4)
-    agent.agent.put(base + layout.RING_REFUSED, 1)
-    agent.agent.put(base + layout.RING_COMPLETED, 1)
-    with pytest.raises(epfabric.CommandRefused, match="rank-out-of-group") as caught:
-        ring.wait(ticket)
-    assert (caught.value.ticket, caught.value.count) == (ticket, 1)
-    ring.wait(ticket)
-    session.abort()
-
-
 def test_a_forked_child_has_no_session(agent: ScriptedAgent) -> None:
     session = connect(agent)
     ring = session.ring(0)
@@ -227,43 +192,6 @@ def test_a_forked_child_has_no_session(agent: ScriptedAgent) -> None:
     session.join()
     assert not agent.ended.is_set(), "the child ended its parent's session"
     session.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ((4096, 0, 0, 16), "rank"),
-        ((-1, 0, 0, 16), "rank"),
-        ((0, 1 << 36, 0, 16), "source"),
-        ((0, 0, 1 << 36, 16), "destination"),
-        ((0, 0, 0, 0), "units"),
-        ((0, 0, 0, (16 << 20) + 16), "units"),
-        ((0, 8, 0, 16), "multiples of 16"),
-        ((0, 0, 0, 16, 3), "signal and advance"),
-        ((0, 0, 0, 16, None, 3), "signal and advance"),
-        ((0, 0, 0, 16, 2048, 1), "signal"),
-        ((0, 0, 0, 16, 0, 1 << 15), "advance"),
-    ],
-)
-def test_what_does_not_fit_a_command_is_named(
-    agent: ScriptedAgent, arguments: tuple[int, ...], names: str
-) -> None:
-    session = connect(agent)
-    with pytest.raises(ValueError, match=names):
-        session.ring(0).write(*arguments)
-    assert session.ring(0).next_ticket == 0
-    session.abort()
-
-
-def test_unknown_rings_words_and_tickets_are_named(agent: ScriptedAgent) -> None:
-    session = connect(agent)
-    with pytest.raises(ValueError, match="2 rings"):
-        session.ring(2)
-    with pytest.raises(ValueError, match="2 ranks"):
-        session.signal_value(2, 0, 0)
-    with pytest.raises(ValueError, match="not given out"):
-        session.ring(0).wait(0)
-    session.abort()
 
 
 def test_stillness_counts_only_time_in_which_somebody_looked() -> None:

@@ -1,0 +1,50 @@
+"""What a pod installs: a pure wheel with the headers, that drags nothing of the node along."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+NOT_IN_A_POD = ["epfabric_agent", "epfabric_host", "epfabric_crds", "cuda", "torch", "grpc"]
+
+
+def test_importing_the_library_loads_no_cuda_and_nothing_of_the_node() -> None:
+    program = (
+        "import epfabric, sys, threading\n"
+        f"print([m for m in {NOT_IN_A_POD} if m in sys.modules], threading.active_count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["[]", "1"]
+
+
+def test_the_rank_program_never_imports_the_agent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-v", str(ROOT / "examples/moe_rank.py"), "--help"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "import 'moe_plan'" in done.stderr
+    assert "import 'epfabric_agent" not in done.stderr
+
+
+def test_the_wheel_is_pure_and_carries_the_headers(tmp_path: Path) -> None:
+    uv = shutil.which("uv") or next(map(str, Path.home().glob(".cache/epfabric/uv-*/bin/uv")), None)
+    if uv is None:
+        pytest.skip("uv is not on the path")
+    subprocess.run(
+        [uv, "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT / "kernels")],
+        capture_output=True, timeout=120, check=True, env={**os.environ, "UV_NO_PROGRESS": "1"},
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for header in (ROOT / "kernels/epfabric/include/epfabric").glob("*.h"):
+        assert f"epfabric/include/epfabric/{header.name}" in names
+    assert "epfabric/py.typed" in names
+    assert not [n for n in names if n.startswith("epfabric_host") or n.endswith(".so")]
