@@ -240,10 +240,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    rank = options.rank
     try:
         with epfabric.connect(
             options.socket, options.rank, options.world_size, timeout_s=options.timeout_s
         ) as session:
+            rank = session.rank
             shape = Shape(
                 world_size=session.world_size,
                 tokens=options.tokens,
@@ -256,7 +258,7 @@ def main() -> int:
             result = run(session, shape, options.iterations, options.barriers)
             time.sleep(options.hold_s)
     except (epfabric.SessionError, WrongBytes, ValueError) as error:
-        print(json.dumps({"ok": False, "rank": options.rank, "error": str(error)}), flush=True)
+        print(json.dumps({"ok": False, "rank": rank, "error": str(error)}), flush=True)
         return 1
     print(json.dumps({"ok": True, **result}), flush=True)
     return 0

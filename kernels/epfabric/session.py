@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket as sockets
+import threading
 import time
 import weakref
 from types import TracebackType
@@ -52,6 +53,7 @@ class Session:
         self._rings: dict[int, Ring] = {}
         self._drained: dict[int, int] = {}
         self._closed = False
+        self._asking = threading.Lock()
         self._watch = Watch(
             sock, hello.node, self._failure, segments.heartbeat, segments.set_pod_abort
         )
@@ -214,9 +216,10 @@ class Session:
         self._check_open()
         if self._failure.happened:
             raise self._failure.error()
-        wire.send(self._sock, request, fds)
         try:
-            reply = self._watch.answer(timeout_s)
+            with self._asking:
+                wire.send(self._sock, request, fds)
+                reply = self._watch.answer(timeout_s)
         except queue.Empty:
             self.abort()
             raise Timeout(
@@ -270,14 +273,19 @@ def connect(
     deadline = time.monotonic() + timeout_s
     sock = wire.open_socket(path, deadline)
     try:
-        hello = messages.Hello(
-            abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
-        )
+        try:
+            hello = messages.Hello(
+                abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
+            )
+        except messages.MessageError as error:
+            raise SessionError(str(error)) from error
         reply, fds = wire.say_hello(sock, hello, deadline)
         try:
             segments = _producer.Segments(
                 *fds, reply.rings, reply.depth, reply.signals, reply.world_size
             )
+        except (ValueError, OSError) as error:
+            raise SessionError(str(error)) from error
         finally:
             for fd in fds:
                 os.close(fd)

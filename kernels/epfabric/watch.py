@@ -100,7 +100,7 @@ class Watch:
             self._fail(reply.reason)
             return True
         self._answers.put(reply)
-        return True
+        return not isinstance(reply, messages.LeaveReply)
 
     def _fail(self, reason: str) -> None:
         self._failure.set(reason)

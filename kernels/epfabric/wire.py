@@ -11,6 +11,7 @@ from epfabric import messages
 from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _RETRY_S = 0.1
+_IO_TIMEOUT_S = 10.0  # packets are small and go one at a time: only a stopped agent takes long
 R = TypeVar("R", bound=messages.Reply)
 
 
@@ -57,7 +58,7 @@ def say_hello(
         raise Timeout("the agent did not answer hello in time") from None
     except OSError as error:
         raise SessionError(f"the agent closed the session: {error}") from error
-    sock.settimeout(None)
+    sock.settimeout(_IO_TIMEOUT_S)
     try:
         if not packet:
             raise SessionError("the agent closed the session instead of answering hello")

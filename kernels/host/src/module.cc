@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -103,6 +104,25 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
   return fields;
 }
 
+// Where the words lie that Python code names, for the test of its mirror.
+nb::dict offsets_dict() {
+  nb::dict offsets;
+  offsets["pod_abort"] = offsetof(PodHeader, abort);
+  offsets["agent_abort"] = offsetof(AgentHeader, abort);
+  offsets["agent_heartbeat"] = offsetof(AgentHeader, heartbeat);
+  offsets["agent_epoch"] = offsetof(AgentHeader, epoch);
+  offsets["ring_tail"] = offsetof(RingCounters, tail);
+  offsets["ring_completed"] = offsetof(RingCounters, completed);
+  offsets["ring_refused"] = offsetof(RingCounters, refused);
+  offsets["ring_refused_ticket"] = offsetof(RingCounters, last_refused_ticket);
+  offsets["ring_refused_reason"] = offsetof(RingCounters, last_refused_reason);
+  offsets["ring_counters_bytes"] = sizeof(RingCounters);
+  offsets["slot_bytes"] = sizeof(Slot);
+  offsets["pod_magic"] = kPodMagic;
+  offsets["agent_magic"] = kAgentMagic;
+  return offsets;
+}
+
 // The C++ packing, for the test that the Python mirror packs alike; None where it refuses.
 nb::object pair_of(bool fits, const Slot& slot) {
   return fits ? nb::object(nb::make_tuple(slot.lo, slot.hi)) : nb::object(nb::none());
@@ -110,6 +130,7 @@ nb::object pair_of(bool fits, const Slot& slot) {
 
 void bind_packing(nb::module_& module) {
   module.def("layout", &layout_dict, "rings"_a, "depth"_a, "signals"_a, "world"_a);
+  module.def("offsets", &offsets_dict);
   module.def("lap_of", [](uint64_t ticket, uint32_t depth) { return lap_of(ticket, depth); });
   module.def("pack_write", [](uint32_t rank, uint32_t source, uint32_t destination, uint32_t units,
                               uint32_t signal, uint32_t advance) {

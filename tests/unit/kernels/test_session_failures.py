@@ -163,13 +163,20 @@ def test_no_agent_is_a_timeout_that_says_what_to_look_at(tmp_path: Path) -> None
 
 def test_segments_of_another_layout_are_refused(agent: ScriptedAgent) -> None:
     agent.hello = dataclasses.replace(agent.hello, depth=8192)
-    with pytest.raises(ValueError, match="one version"):
+    with pytest.raises(epfabric.SessionError, match="one version"):
         connect(agent)
+
+
+def test_a_rank_that_no_group_can_have_is_refused_here(agent: ScriptedAgent) -> None:
+    with pytest.raises(epfabric.SessionError, match="world_size is 5000"):
+        epfabric.connect(agent.path, rank=1, world_size=5000, timeout_s=5)
+    with pytest.raises(epfabric.SessionError, match="outside a world"):
+        epfabric.connect(agent.path, rank=2, world_size=2, timeout_s=5)
 
 
 def test_segments_of_another_abi_are_refused(agent: ScriptedAgent) -> None:
     agent.agent.put(8, 2)
-    with pytest.raises(ValueError, match="ABI"):
+    with pytest.raises(epfabric.SessionError, match="ABI"):
         connect(agent)
 
 
