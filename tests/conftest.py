@@ -1,0 +1,3 @@
+"""Shared fixtures of all tiers."""
+
+pytest_plugins = ["harness.fixtures"]

@@ -1,0 +1,200 @@
+"""A real Kubernetes control plane on loopback: etcd, API server, controller manager, scheduler."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ipaddress
+import secrets
+import socket
+import ssl
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from harness import build
+from harness.process import Process, Processes, wait_until
+
+SERVICE_CIDR = "10.96.0.0/16"
+READY_SECONDS = 90.0
+
+
+class ControlPlane:
+    """Runs in the folder of `processes` and ends with them; `kubeconfig` is an administrator's."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.folder = processes.folder / "controlplane"
+        self.kubeconfig = processes.folder / "admin.kubeconfig"
+        self.certificate = self.folder / "apiserver.crt"
+        self.token = secrets.token_urlsafe(24)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        programs = build.programs("controlplane")
+        self.folder.mkdir(mode=0o700)
+        self.port, etcd_port, peer_port, *ports = free_ports(5)
+        self._write_credentials()
+        etcd = self._start_etcd(programs["etcd"], etcd_port, peer_port)
+        server = self._start_api_server(programs["kube-apiserver"], etcd_port)
+        wait_until(lambda: self.get("/readyz") == b"ok", READY_SECONDS, "/readyz", etcd, server)
+        common = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
+        manager = self.processes.start(
+            "kube-controller-manager",
+            [
+                programs["kube-controller-manager"],
+                *common,
+                f"--secure-port={ports[0]}",
+                "--bind-address=127.0.0.1",
+                f"--service-account-private-key-file={self.folder / 'accounts.key'}",
+                f"--root-ca-file={self.certificate}",
+                "--use-service-account-credentials=true",
+                "--node-monitor-grace-period=40s",
+            ],
+        )
+        scheduler = self.processes.start(
+            "kube-scheduler",
+            [
+                programs["kube-scheduler"],
+                *common,
+                f"--secure-port={ports[1]}",
+                "--bind-address=127.0.0.1",
+            ],
+        )
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        running = (server, manager, scheduler)
+        wait_until(lambda: self.get(account) != b"", READY_SECONDS, "the default account", *running)
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET as administrator; empty where the server does not answer with 200."""
+        request = urllib.request.Request(
+            self.url + path, headers={"Authorization": f"Bearer {self.token}"}
+        )
+        trust = ssl.create_default_context(cafile=str(self.certificate))
+        try:
+            with urllib.request.urlopen(request, timeout=5, context=trust) as answer:
+                body: bytes = answer.read()
+                return body
+        except OSError:
+            return b""
+
+    def _start_etcd(self, program: Path, port: int, peer_port: int) -> Process:
+        client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+        return self.processes.start(
+            "etcd",
+            [
+                program,
+                f"--data-dir={self.folder / 'etcd'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+            ],
+        )
+
+    def _start_api_server(self, program: Path, etcd_port: int) -> Process:
+        return self.processes.start(
+            "kube-apiserver",
+            [
+                program,
+                f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+                "--bind-address=127.0.0.1",
+                "--advertise-address=127.0.0.1",
+                "--endpoint-reconciler-type=none",
+                f"--secure-port={self.port}",
+                f"--tls-cert-file={self.certificate}",
+                f"--tls-private-key-file={self.folder / 'apiserver.key'}",
+                f"--cert-dir={self.folder}",
+                f"--token-auth-file={self.folder / 'tokens.csv'}",
+                f"--service-account-key-file={self.folder / 'accounts.key'}",
+                f"--service-account-signing-key-file={self.folder / 'accounts.key'}",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-cluster-ip-range={SERVICE_CIDR}",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged=true",
+                "--kubelet-preferred-address-types=InternalIP",
+                "--profiling=false",
+            ],
+        )
+
+    def _write_credentials(self) -> None:
+        accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        (self.folder / "accounts.key").write_bytes(pem_of(accounts))
+        (self.folder / "tokens.csv").write_text(f'{self.token},admin,admin,"system:masters"\n')
+        key = ec.generate_private_key(ec.SECP256R1())
+        (self.folder / "apiserver.key").write_bytes(pem_of(key))
+        certificate = serving_certificate(key)
+        self.certificate.write_bytes(certificate)
+        self.kubeconfig.write_text(yaml.safe_dump(admin_config(self.url, certificate, self.token)))
+        self.kubeconfig.chmod(0o600)
+
+
+def pem_of(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def serving_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Self-signed, for loopback and the names that pods use; PEM."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.DNSName("kubernetes.default")]
+    names += [x509.IPAddress(ipaddress.ip_address(ip)) for ip in ("127.0.0.1", "10.96.0.1")]
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def admin_config(url: str, certificate: bytes, token: str) -> dict[str, object]:
+    authority = base64.b64encode(certificate).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "admin",
+        "clusters": [
+            {
+                "name": "local",
+                "cluster": {"server": url, "certificate-authority-data": authority},
+            }
+        ],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "admin", "context": {"cluster": "local", "user": "admin"}}],
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports on loopback that are free now; all are held until all are chosen."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            ports.append(held.getsockname()[1])
+        return ports

@@ -1,0 +1,28 @@
+"""Pytest fixtures that several tiers share: one control plane and one Prometheus a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness.cluster import Cluster
+from harness.process import Processes, private_mounts
+from harness.prometheus import Prometheus
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The control plane of this test session: tests keep to namespaces and names of their own."""
+    private_mounts()
+    with Processes() as processes:
+        running = Cluster(processes)
+        running.start()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> Iterator[Prometheus]:
+    with Processes("epfabric-prometheus-") as processes:
+        server = Prometheus(processes)
+        server.start()
+        yield server

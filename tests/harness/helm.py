@@ -1,0 +1,123 @@
+"""Helm actions through libhelm, each in a process of its own (the library brings a Go runtime).
+
+Used by tests and the demo as functions; `python -m harness.helm` is the other side of the call.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.process import HarnessError
+
+TESTS = Path(__file__).resolve().parents[1]
+CHART = TESTS.parent / "charts" / "epfabric"
+ACTION_SECONDS = 120
+
+
+def install(
+    kubeconfig: Path, release: str, namespace: str, values: Mapping[str, Any], chart: Path = CHART
+) -> dict[str, Any]:
+    """Installs the chart, with its namespace; returns the release. HarnessError on refusal."""
+    return call(
+        "install",
+        kubeconfig=str(kubeconfig),
+        release=release,
+        namespace=namespace,
+        values=dict(values),
+        chart=str(chart),
+    )
+
+
+def upgrade(
+    kubeconfig: Path, release: str, namespace: str, values: Mapping[str, Any], chart: Path = CHART
+) -> dict[str, Any]:
+    return call(
+        "upgrade",
+        kubeconfig=str(kubeconfig),
+        release=release,
+        namespace=namespace,
+        values=dict(values),
+        chart=str(chart),
+    )
+
+
+def uninstall(kubeconfig: Path, release: str, namespace: str) -> dict[str, Any]:
+    return call("uninstall", kubeconfig=str(kubeconfig), release=release, namespace=namespace)
+
+
+def template(values: Mapping[str, Any], namespace: str, chart: Path = CHART) -> str:
+    """The rendered manifests as one YAML stream, without a cluster."""
+    answer = call("template", values=dict(values), namespace=namespace, chart=str(chart))
+    return str(answer["manifest"])
+
+
+def lint(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, Any]:
+    return call("lint", values=dict(values), chart=str(chart))
+
+
+def call(action: str, **arguments: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.helm"],
+        input=json.dumps({"action": action, **arguments}),
+        env={"PYTHONPATH": str(TESTS), "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=ACTION_SECONDS + 30,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise HarnessError(f"helm {action}: {done.stderr.strip()[-3000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def act(request: dict[str, Any]) -> dict[str, Any]:
+    import helm_python
+
+    action = request["action"]
+    if action in {"template", "lint"}:
+        return render_or_lint(helm_python, request)
+    with helm_python.Config(
+        kubeconfig_path=request["kubeconfig"], namespace=request["namespace"]
+    ) as config:
+        name = request["release"]
+        if action == "uninstall":
+            return dict(config.uninstall(name, timeout=ACTION_SECONDS))
+        arguments = {"namespace": request["namespace"], "timeout": ACTION_SECONDS}
+        if action == "install":
+            arguments["create_namespace"] = True
+        method = getattr(config, action)
+        return dict(method(request["chart"], name, request["values"], **arguments))
+
+
+def render_or_lint(helm_python: Any, request: dict[str, Any]) -> dict[str, Any]:
+    if request["action"] == "lint":
+        return {"findings": helm_python.lint(request["chart"], request["values"])}
+    with helm_python.Config(namespace=request["namespace"], storage_driver="memory") as config:
+        return dict(
+            config.install(
+                request["chart"],
+                "epfabric",
+                request["values"],
+                namespace=request["namespace"],
+                dry_run="client",
+            )
+        )
+
+
+def main() -> int:
+    try:
+        print(json.dumps(act(json.load(sys.stdin))))
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
