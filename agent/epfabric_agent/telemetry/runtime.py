@@ -56,11 +56,14 @@ class _Reader(PeriodicExportingMetricReader):
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
     ) -> None:
         # One ResourceMetrics and one ScopeMetrics: of two with equal keys the encoder drops one.
-        first, *others = metrics_data.resource_metrics
-        scope, *more = first.scope_metrics
-        joined = replace(scope, metrics=[*scope.metrics, *self._ours()])
-        data = MetricsData([replace(first, scope_metrics=[joined, *more]), *others])
-        super()._receive_metrics(data, timeout_millis, **kwargs)
+        try:
+            first, *others = metrics_data.resource_metrics
+            scope, *more = first.scope_metrics
+            joined = replace(scope, metrics=[*scope.metrics, *self._ours()])
+            metrics_data = MetricsData([replace(first, scope_metrics=[joined, *more]), *others])
+        except Exception:  # else the SDK's thread would end, and all reporting with it
+            _log.exception("the metrics of groups could not be made this time")
+        super()._receive_metrics(metrics_data, timeout_millis, **kwargs)
 
 
 class Telemetry:
@@ -72,7 +75,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._ledger = Ledger(clock.unix_ns())
         self._last = Snapshot()
-        self._source_fails = False
+        self._fails = False
         self._config: TelemetryConfig | None = None
         self._provider: MeterProvider | None = None
 
@@ -82,15 +85,15 @@ class Telemetry:
         with self._lock:
             try:
                 snapshot = self._source()
+                now_s, unix_ns = self._clock.monotonic_s(), self._clock.unix_ns()
+                self._ledger.fold(readings(snapshot), now_s, unix_ns)
             except Exception:
-                if not self._source_fails:
+                if not self._fails:
                     _log.exception("no snapshot for telemetry; the last known counts are sent")
-                self._source_fails = True
+                self._fails = True
                 return
-            self._source_fails = False
+            self._fails = False
             self._last = snapshot
-            now_s, unix_ns = self._clock.monotonic_s(), self._clock.unix_ns()
-            self._ledger.fold(readings(snapshot), now_s, unix_ns)
 
     def apply(self, config: TelemetryConfig, timeout_s: float = SHUTDOWN_S) -> None:
         """Reports as `config` says from now on; series go on. Blocks for at most `timeout_s`."""
