@@ -12,14 +12,17 @@ from grpc_tools import protoc  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = "epfabric_agent/proto"
+PLUGINS = ("mypy", "mypy_grpc")
 
 
 def generate(out: Path) -> None:
     """Writes `OUT/epfabric_agent/proto/*_pb2*`."""
     includes = files("grpc_tools") / "_proto"
     sources = [f"{PACKAGE}/{path.name}" for path in sorted(HERE.glob("*.proto"))]
+    programs = Path(sys.executable).parent
     command = [
         "protoc",
+        *(f"--plugin=protoc-gen-{name}={programs}/protoc-gen-{name}" for name in PLUGINS),
         f"-I{PACKAGE}={HERE}",
         f"-I{includes}",
         f"--python_out={out}",

@@ -94,7 +94,7 @@ def get(access: Access, path: str, timeout_s: float) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(body)
         return found
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unreachable(f"GET {path}: {error!r}") from error
+        raise Unreachable(f"GET {path}: {type(error).__name__}: {error}") from error
 
 
 def fabric_path(name: str) -> str:

@@ -1,0 +1,135 @@
+"""What the driver refuses: paths that lead elsewhere, volumes written by hand, wrong kinds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from epfabric_agent.proto import csi_pb2
+from unit.csi.kubelet import NOWHERE, Node, Pod, publish_request
+
+POD = Pod()
+VOLUME_IDS = ["", ".", "..", "../x", "a/b", "/etc", "a\nb", ".hidden", "-x", "é", "a" * 129]
+TARGETS = [
+    "",
+    "/",
+    "relative/pods/u/volumes/kubernetes.io~csi/epfabric/mount",
+    "/etc",
+    "{root}/pods",
+    "{root}/pods/u/volumes/kubernetes.io~csi/epfabric/mount/deeper",
+    "{root}/pods/../pods/u/volumes/kubernetes.io~csi/epfabric/mount",
+    "{root}/pods/u/volumes/kubernetes.io~csi/../mount",
+    "{root}/pods/u/volumes/kubernetes.io~secret/epfabric/mount",
+    "{root}/pods/u/volumes/kubernetes.io~csi/epfabric/mount/",
+    "{root}/pods//u/volumes/kubernetes.io~csi/epfabric/mount",
+    "{root}-other/pods/u/volumes/kubernetes.io~csi/epfabric/mount",
+]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One node for all refusals: none of them may change anything on it."""
+    folder = tmp_path_factory.mktemp("n")
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(NOWHERE)
+    node = Node(folder, kubeconfig)
+    try:
+        node.start_host()
+        node.start_driver()
+        yield node
+    finally:
+        node.close()
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("volume_id", VOLUME_IDS)
+@pytest.mark.parametrize("call", ["publish", "unpublish"])
+def test_a_volume_id_that_is_no_plain_name_is_refused(
+    shared: Node, volume_id: str, call: str
+) -> None:
+    shared.target(POD).parent.mkdir(parents=True, exist_ok=True)
+    before = everything(shared.folder)
+    with pytest.raises(grpc.RpcError) as refused:
+        getattr(shared, call)(POD, volume_id=volume_id)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "volume id" in refused.value.details()
+    assert everything(shared.folder) == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("call", ["publish", "unpublish"])
+def test_a_target_outside_the_volumes_of_pods_is_refused(
+    shared: Node, target: str, call: str
+) -> None:
+    shared.target(POD).parent.mkdir(parents=True, exist_ok=True)
+    before = everything(shared.folder)
+    with pytest.raises(grpc.RpcError) as refused:
+        getattr(shared, call)(POD, target_path=target.format(root=shared.kubelet_root))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "target path" in refused.value.details()
+    assert everything(shared.folder) == before
+
+
+@pytest.mark.parametrize("linked", ["parent", "mount"])
+def test_a_target_through_a_symbolic_link_is_refused_and_not_followed(
+    node: Node, linked: str
+) -> None:
+    outside = node.folder / "outside"
+    (outside / "mount").mkdir(parents=True)
+    where = node.target(POD) if linked == "mount" else node.target(POD).parent
+    where.parent.mkdir(parents=True)
+    where.symlink_to(outside)
+    for call in (node.unpublish, node.publish):
+        if call == node.publish:
+            Path(node.state_dir / "volumes" / POD.volume_id).mkdir()
+        with pytest.raises(grpc.RpcError) as refused:
+            call(POD)
+        code = refused.value.code()
+        assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+    assert os.listdir(outside) == ["mount"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [
+        (replace(POD, fabric=""), "names no fabric"),
+        (replace(POD, fabric="Moe"), "names no fabric"),
+        (replace(POD, fabric="../x"), "names no fabric"),
+        (replace(POD, group="a.b"), "DNS label"),
+        (replace(POD, group="a" * 64), "DNS label"),
+        (replace(POD, owner="Job moe"), "apiVersion kind name uid"),
+        (replace(POD, ephemeral="false"), "inline volumes"),
+        (replace(POD, extra=(("csi.storage.k8s.io/pod.namespace", ""),)), "podInfoOnMount"),
+    ],
+)
+def test_a_volume_that_admission_did_not_write_is_refused(
+    shared: Node, pod: Pod, says: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        shared.publish(pod)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.value.details()
+    assert not shared.record(pod).exists()
+
+
+def test_block_volumes_are_refused(shared: Node) -> None:
+    asked = publish_request(shared, POD)
+    asked.volume_capability.block.SetInParent()
+    with shared.client() as stub, pytest.raises(grpc.RpcError) as refused:
+        stub.NodePublishVolume(asked, timeout=30)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_node_offers_nothing_that_it_lacks(shared: Node) -> None:
+    with shared.client() as stub:
+        capabilities = stub.NodeGetCapabilities(csi_pb2.NodeGetCapabilitiesRequest(), timeout=30)
+        info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=30)
+    assert list(capabilities.capabilities) == []
+    assert info.node_id == "node-a"
