@@ -137,6 +137,25 @@ def test_a_source_that_fails_costs_one_line_and_the_last_counts_are_sent(
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Snapshot(sessions=(None,)),  # type: ignore[arg-type]
+        Snapshot(barriers=(BarrierSample("ns", "bad", 9, {"total": 5}),)),  # type: ignore[dict-item]
+    ],
+    ids=["no-session", "no-histogram"],
+)
+def test_a_snapshot_that_makes_no_sense_does_not_end_the_reporting(bad: Snapshot) -> None:
+    answers = iter([bad])
+    with (
+        receiving() as collector,
+        running(config(collector.url, 0.05), lambda: next(answers, snapshot(7))) as telemetry,
+    ):
+        telemetry.observe()
+        requests = collector.wait_for(3)
+    assert all("epfabric.sessions" in metrics_of(request) for request in requests)
+
+
 def test_what_a_session_counted_last_is_kept_when_it_is_observed_before_its_end() -> None:
     now = [snapshot(40)]
     with receiving() as collector, running(config(collector.url), lambda: now[0]) as telemetry:
