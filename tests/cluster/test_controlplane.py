@@ -84,7 +84,8 @@ def test_a_token_bound_to_a_pod_carries_its_node(cluster: Cluster, namespace: st
     review = client.AuthenticationV1Api(cluster.client).create_token_review(
         client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token))
     )
-    assert review.status is not None and review.status.user is not None
+    assert review.status is not None
+    assert review.status.user is not None
     assert review.status.user.extra is not None
     assert review.status.user.username == f"system:serviceaccount:{namespace}:probe"
     assert review.status.user.extra["authentication.kubernetes.io/node-name"] == ["harness-a"]
