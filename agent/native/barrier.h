@@ -1,0 +1,143 @@
+// The barrier between nodes, leader algorithm: each node's delegate (proxy 0 of the node's first rank; on the
+// leader's node, of the leader) tells the leader when its ranks have met, and lets them go when the leader
+// says so. A state machine without threads or network: its proxy gives it the time and a way to send.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "barrier_stats.h"
+#include "meeting.h"
+#include "record.h"
+
+namespace epfabric::agent {
+
+struct BarrierPlan {
+  uint32_t epoch = 0;
+  uint32_t node = 0;         // own
+  uint32_t leader_node = 0;
+  uint32_t leader_rank = 0;
+  uint64_t timeout_ns = 0;
+  std::vector<std::vector<uint32_t>> nodes;  // ranks of each node
+  std::vector<uint32_t> delegates;           // rank, by node
+};
+
+class Delegate {
+ public:
+  Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats);
+
+  // Moves on as far as it can. `send(rank, record)` posts a record or says false (busy); `settled()` is true
+  // once every signal that came before the release is published here. True when something moved.
+  template <class Send, class Settled>
+  bool step(uint64_t now_ns, Send&& send, Settled&& settled);
+
+  // A record from `source` for this delegate; why it is unacceptable, or nullptr.
+  const char* on_record(const ControlRecord& record, uint64_t now_ns);
+
+  // True once when the barrier has taken too long.
+  bool timed_out(uint64_t now_ns);
+  // Ranks that are known not to have entered; empty where only the leader can know.
+  std::vector<uint32_t> missing() const;
+  uint64_t number() const { return number_; }
+  // Between ranks entering and their release: the proxy must not block.
+  bool busy() const { return meeting_.begun(number_); }
+
+ private:
+  enum class State : uint8_t { kGathering, kPosting, kWaiting, kReleasing, kSettling };
+
+  struct Node {
+    uint64_t arrivals = 0;  // barriers that it arrived at; may be one ahead once it was released
+    bool released = false;
+    bool present_known = false;
+    uint64_t present = 0;
+  };
+
+  bool leads() const { return plan_.node == plan_.leader_node; }
+  ControlRecord record_of(RecordKind kind, uint32_t destination, uint64_t extra) const;
+  uint32_t last_local_rank() const;
+  void gathered(uint64_t now_ns);
+  void arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns);
+  template <class Send>
+  bool post_releases(Send&& send);
+  template <class Send>
+  bool post_present(uint64_t now_ns, Send&& send);
+  uint64_t begin_ns() const;
+  const char* on_arrival(uint32_t node, const ControlRecord& record, uint64_t now_ns);
+  void next(uint64_t now_ns);
+
+  const BarrierPlan plan_;
+  Meeting& meeting_;
+  BarrierStats& stats_;
+  std::vector<uint32_t> node_of_;  // by rank: the node that it is delegate of, or kNoNode
+  std::vector<Node> nodes_;
+  State state_ = State::kGathering;
+  uint64_t number_ = 0;
+  uint32_t arrived_ = 0;            // nodes
+  uint32_t early_ = 0;              // nodes that arrived at the next one already
+  uint64_t first_remote_ns_ = 0;    // leader: first ARRIVE of this barrier
+  uint64_t posted_ns_ = 0;
+  uint64_t network_ns_ = 0;         // release received, or all nodes arrived
+  bool release_seen_ = false;
+  bool present_sent_ = false;
+  bool expired_ = false;
+};
+
+template <class Send, class Settled>
+bool Delegate::step(uint64_t now_ns, Send&& send, Settled&& settled) {
+  switch (state_) {
+    case State::kGathering:
+      if (!meeting_.full(number_)) return post_present(now_ns, send);
+      gathered(now_ns);
+      return true;
+    case State::kPosting: {
+      const auto record = record_of(RecordKind::kArrive, plan_.leader_rank, last_local_rank());
+      if (!send(plan_.leader_rank, record)) return false;
+      posted_ns_ = now_ns;
+      stats_.record(Phase::kLocal, meeting_.stamps(number_).entered_ns, now_ns);
+      state_ = State::kWaiting;
+      return true;
+    }
+    case State::kWaiting:
+      if (leads() ? arrived_ < nodes_.size() : !release_seen_) return false;
+      stats_.record(Phase::kNetwork, posted_ns_, network_ns_);
+      state_ = leads() ? State::kReleasing : State::kSettling;
+      return true;
+    case State::kReleasing:
+      if (!post_releases(send)) return false;
+      state_ = State::kSettling;
+      return true;
+    case State::kSettling:
+      if (!settled()) return false;
+      next(now_ns);
+      return true;
+  }
+  return false;
+}
+
+template <class Send>
+bool Delegate::post_releases(Send&& send) {
+  bool all = true;
+  for (uint32_t node = 0; node < nodes_.size(); ++node) {
+    if (node == plan_.node || nodes_[node].released) continue;
+    const uint32_t rank = plan_.delegates[node];
+    nodes_[node].released = send(rank, record_of(RecordKind::kRelease, rank, 0));
+    all = all && nodes_[node].released;
+  }
+  return all;
+}
+
+// Half the time is over and ranks are missing here: tells the leader which are not.
+template <class Send>
+bool Delegate::post_present(uint64_t now_ns, Send&& send) {
+  if (leads() || present_sent_ || meeting_.members() > 64) return false;
+  const uint64_t begin = begin_ns();
+  if (begin == 0 || now_ns < begin + plan_.timeout_ns / 2) return false;
+  uint64_t mask = 0;
+  for (uint32_t i = 0; i < meeting_.members(); ++i) {
+    if (meeting_.has_entered(number_, i)) mask |= uint64_t{1} << i;
+  }
+  present_sent_ = send(plan_.leader_rank, record_of(RecordKind::kPresent, plan_.leader_rank, mask));
+  return present_sent_;
+}
+
+}  // namespace epfabric::agent

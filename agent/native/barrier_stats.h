@@ -1,0 +1,50 @@
+// Barrier durations by phase and stragglers by rank of one group, over all its epochs. Filled by proxies,
+// read by Core::barrier_stats().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <vector>
+
+#include <epfabric/command.h>
+
+#include "histogram.h"
+
+namespace epfabric::agent {
+
+enum class Phase : uint8_t {
+  kArrive,   // first local BARRIER taken → last local rank entered
+  kLocal,    // → this node's arrival posted (recorded, on the leader)
+  kNetwork,  // → release received (all nodes arrived, on the leader)
+  kRelease,  // → last local rank released
+  kTotal,
+  kCount,
+};
+
+constexpr std::array<const char*, static_cast<size_t>(Phase::kCount)> kPhaseNames = {
+    "arrive", "local", "network", "release", "total"};
+
+class BarrierStats {
+ public:
+  explicit BarrierStats(int scale)
+      : phases_{Histogram(scale), Histogram(scale), Histogram(scale), Histogram(scale),
+                Histogram(scale)},
+        last_(kMaxRanks) {}
+
+  // A stamp of another thread may be a moment later than ours; that counts as zero.
+  void record(Phase phase, uint64_t from_ns, uint64_t to_ns) {
+    phases_[static_cast<size_t>(phase)].record(to_ns > from_ns ? to_ns - from_ns : 0);
+  }
+  void straggler(uint32_t rank) {
+    if (rank < last_.size()) last_[rank].fetch_add(1, std::memory_order_relaxed);
+  }
+
+  const Histogram& phase(Phase phase) const { return phases_[static_cast<size_t>(phase)]; }
+  uint64_t stragglers(uint32_t rank) const { return last_[rank].load(std::memory_order_relaxed); }
+
+ private:
+  std::array<Histogram, static_cast<size_t>(Phase::kCount)> phases_;
+  std::vector<std::atomic<uint64_t>> last_;
+};
+
+}  // namespace epfabric::agent

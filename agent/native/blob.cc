@@ -1,0 +1,107 @@
+// Encoding and checked decoding of a session's blob (little endian, as every machine meant here).
+#include "blob.h"
+
+#include <cstring>
+
+#include <epfabric/layout.h>
+
+#include "region.h"
+
+namespace epfabric::agent {
+namespace {
+
+constexpr uint32_t kMagic = 0x31425045;  // "EPB1"
+constexpr uint32_t kMaxAddressBytes = 256;
+
+class Writer {
+ public:
+  template <class T>
+  void put(const T& value) {
+    const auto* raw = reinterpret_cast<const std::byte*>(&value);
+    out.insert(out.end(), raw, raw + sizeof(T));
+  }
+  std::vector<std::byte> out;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <class T>
+  T get() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  uint32_t count(uint32_t low, uint32_t high, const char* what) {
+    const auto value = get<uint32_t>();
+    if (value < low || value > high) {
+      throw NativeError(std::string("a peer's session description has ") + std::to_string(value) + " " + what);
+    }
+    return value;
+  }
+  std::span<const std::byte> take(size_t bytes) {
+    if (bytes > bytes_.size()) throw NativeError("a peer's session description is cut short");
+    const auto out = bytes_.first(bytes);
+    bytes_ = bytes_.subspan(bytes);
+    return out;
+  }
+  bool done() const { return bytes_.empty(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace
+
+std::vector<std::byte> encode(const SessionBlob& blob) {
+  Writer to;
+  for (const uint32_t value : {kMagic, blob.rank, blob.world, blob.rings, blob.signals,
+                               static_cast<uint32_t>(blob.regions.size()),
+                               static_cast<uint32_t>(blob.proxies.size())}) {
+    to.put(value);
+  }
+  for (const Extent& region : blob.regions) to.put(region);
+  for (const ProxyBlob& proxy : blob.proxies) {
+    to.put(static_cast<uint32_t>(proxy.address.size()));
+    to.out.insert(to.out.end(), proxy.address.begin(), proxy.address.end());
+    to.put(proxy.mailbox);
+    for (const RemoteKey& key : proxy.regions) to.put(key);
+  }
+  return std::move(to.out);
+}
+
+SessionBlob decode(std::span<const std::byte> bytes) {
+  Reader from(bytes);
+  if (from.get<uint32_t>() != kMagic) {
+    throw NativeError("a peer's session description is of another version: run the same agent everywhere");
+  }
+  SessionBlob out;
+  out.rank = from.count(0, kMaxRanks - 1, "as its rank");
+  out.world = from.count(1, kMaxRanks, "ranks");
+  out.rings = from.count(1, kMaxRings, "rings");
+  out.signals = from.count(1, kMaxSignals, "signals");
+  const uint32_t regions = from.count(0, kMaxRegions, "regions");
+  const uint32_t proxies = from.count(1, kMaxProxies, "proxies");
+  uint64_t end = 0;
+  for (uint32_t i = 0; i < regions; ++i) {
+    const auto extent = from.get<Extent>();
+    if (extent.begin < end || extent.begin % kRegionAlign != 0 || extent.end <= extent.begin ||
+        extent.end > kMaxRankBytes) {
+      throw NativeError("a peer's session description has a region out of place");
+    }
+    end = extent.end;
+    out.regions.push_back(extent);
+  }
+  for (uint32_t i = 0; i < proxies; ++i) {
+    ProxyBlob proxy;
+    const auto address = from.take(from.count(0, kMaxAddressBytes, "bytes in an address"));
+    proxy.address.assign(address.begin(), address.end());
+    proxy.mailbox = from.get<RemoteKey>();
+    for (uint32_t r = 0; r < regions; ++r) proxy.regions.push_back(from.get<RemoteKey>());
+    out.proxies.push_back(std::move(proxy));
+  }
+  if (!from.done()) throw NativeError("a peer's session description has bytes left over");
+  return out;
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,224 @@
+// Opens and ends sessions and epochs. Everything here runs on Python's threads; the proxies do the rest.
+#include "core.h"
+
+#include <arpa/inet.h>
+
+#include <chrono>
+
+namespace epfabric::agent {
+namespace {
+
+constexpr uint64_t kStopNs = 5'000'000'000;
+
+void check_settings(const CoreSettings& settings) {
+  const auto require = [](bool good, const std::string& what) {
+    if (!good) throw NativeError(what);
+  };
+  require(settings.drain_batch >= 1 && settings.drain_batch <= 64, "drain_batch is 1-64");
+  require(settings.limits.inflight >= 1 && settings.limits.inflight <= 16384, "max_inflight is 1-16384");
+  require(settings.limits.inflight_bytes >= kUnitBytes, "max_inflight_bytes is at least 16");
+  require(settings.idle == "adaptive" || settings.idle == "spin", "idle is 'adaptive' or 'spin'");
+  require(settings.histogram_scale >= 0 && settings.histogram_scale <= Histogram::kMaxScale,
+          "histogram_scale is 0-8");
+  require(settings.limits.stall_ns > 0, "stall_timeout_ms is at least 1");
+  if (settings.provider.empty()) return;
+  in6_addr ignored;
+  require(::inet_pton(AF_INET, settings.address.c_str(), &ignored) == 1 ||
+              ::inet_pton(AF_INET6, settings.address.c_str(), &ignored) == 1,
+          "the agent's address '" + settings.address + "' is not an IP address");
+}
+
+}  // namespace
+
+Core::Core(const CoreSettings& settings) : settings_(settings) {
+  check_settings(settings);
+  if (!settings.provider.empty()) fabric_.emplace(settings.provider, settings.address);
+  proxy_settings_.drain_batch = settings.drain_batch;
+  proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
+  proxy_settings_.limits = settings.limits;
+  proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
+}
+
+Core::~Core() {
+  try {
+    close();
+  } catch (const NativeError&) {
+    // A proxy that does not end keeps its session alive; there is nobody left to tell.
+  }
+}
+
+void Core::require_open() const {
+  if (closed_) throw NativeError("the core is closed");
+}
+
+std::shared_ptr<Session> Core::open_session(const SessionSettings& settings) {
+  {
+    const std::lock_guard lock(mutex_);
+    require_open();
+  }
+  auto session = std::make_shared<Session>(settings, proxy_settings_);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(sessions_, [](const auto& known) { return known.expired(); });
+  sessions_.push_back(session);
+  return session;
+}
+
+std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
+                                        const std::vector<std::shared_ptr<Session>>& local,
+                                        const std::vector<RemoteRank>& remote) {
+  if (local.empty()) throw NativeError("an epoch needs at least one local session");
+  const uint32_t world = local.front()->shape().world;
+  std::vector<SessionBlob> blobs(world);
+  for (const auto& session : local) {
+    if (session->closed() || session->group() != plan.group || session->shape().world != world) {
+      throw NativeError("rank " + std::to_string(session->shape().rank) +
+                        " has a session that is closed, of another group, or of another world size");
+    }
+  }
+  for (const RemoteRank& rank : remote) {
+    if (rank.rank >= world) throw NativeError("remote rank " + std::to_string(rank.rank) + " is not in the group");
+    if (!fabric_) {
+      throw NativeError("rank " + std::to_string(rank.rank) +
+                        " is on another node, but this agent has no network transport: set spec.transport");
+    }
+    blobs[rank.rank] = decode(rank.blob);
+    if (blobs[rank.rank].rank != rank.rank) {
+      throw NativeError("the description of rank " + std::to_string(rank.rank) + " is rank " +
+                        std::to_string(blobs[rank.rank].rank) + "'s");
+    }
+  }
+  std::shared_ptr<BarrierStats> stats;
+  {
+    const std::lock_guard lock(mutex_);
+    require_open();
+    if (const auto found = epochs_.find(plan.group); found != epochs_.end()) {
+      throw NativeError("the group's epoch " + std::to_string(found->second->plan().epoch) +
+                        " is still open: close or fail it first");
+    }
+    auto& slot = barriers_[plan.group];
+    if (!slot) slot = std::make_shared<BarrierStats>(settings_.histogram_scale);
+    stats = slot;
+  }
+  auto epoch = std::make_shared<Epoch>(plan, local, std::move(blobs), stats, events_);
+  for (const RemoteRank& rank : remote) {
+    if (epoch->node_of(rank.rank) != rank.node) {
+      throw NativeError("rank " + std::to_string(rank.rank) + " is said to be on two nodes");
+    }
+  }
+  return epoch;
+}
+
+void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
+                      const std::vector<RemoteRank>& remote) {
+  const auto epoch = make_epoch(plan, local, remote);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!epochs_.emplace(plan.group, epoch).second) throw NativeError("the group's epoch is being opened already");
+  }
+  try {
+    for (const auto& session : local) session->join_epoch(epoch);
+    connect(*epoch);
+  } catch (const NativeError& error) {
+    fail_epoch(plan.group, error.what());
+    throw;
+  }
+}
+
+// Waits until every link of every local proxy has carried a write.
+void Core::connect(const Epoch& epoch) {
+  const uint64_t begin = platform::clock_ns();
+  for (const auto& session : epoch.sessions()) {
+    while (session->unconnected() != 0) {
+      if (epoch.failed()) throw NativeError("connecting the epoch failed: " + epoch.failure());
+      if (platform::clock_ns() - begin > settings_.connect_timeout_ns) {
+        throw NativeError("rank " + std::to_string(session->shape().rank) + " could not connect to " +
+                          session->unreachable() + " within " +
+                          std::to_string(settings_.connect_timeout_ns / 1'000'000) +
+                          " ms: is that node's agent running, and are the agents' addresses reachable from "
+                          "each other?");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+    }
+  }
+}
+
+std::shared_ptr<Epoch> Core::find(uint64_t group) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = epochs_.find(group);
+  return found == epochs_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Epoch> Core::require(uint64_t group) const {
+  auto epoch = find(group);
+  if (!epoch) throw NativeError("group " + std::to_string(group) + " has no open epoch");
+  return epoch;
+}
+
+void Core::start_epoch(uint64_t group) {
+  const auto epoch = require(group);
+  if (epoch->failed()) throw NativeError("the epoch has failed: " + epoch->failure());
+  epoch->start();
+}
+
+void Core::fail_epoch(uint64_t group, const std::string& reason) {
+  const auto epoch = find(group);
+  if (!epoch) return;
+  epoch->fail({"failed", group, -1, {}, reason}, true);
+  for (const auto& session : epoch->sessions()) session->stop(kStopNs);
+  const std::lock_guard lock(mutex_);
+  epochs_.erase(group);
+}
+
+void Core::rank_left(uint64_t group, uint32_t rank) {
+  const auto epoch = require(group);
+  epoch->leave(rank);
+  for (const Proxy* proxy : epoch->proxies()) {
+    if (!proxy->pass(kStopNs)) throw NativeError("a proxy did not notice in time that a rank left");
+  }
+}
+
+void Core::close_epoch(uint64_t group) {
+  const auto epoch = find(group);
+  if (!epoch) return;
+  for (const auto& session : epoch->sessions()) session->stop(kStopNs);
+  const std::lock_guard lock(mutex_);
+  epochs_.erase(group);
+}
+
+std::string Core::failure(uint64_t group) const {
+  const auto epoch = find(group);
+  return epoch ? epoch->failure() : "";
+}
+
+std::vector<std::shared_ptr<Session>> Core::sessions() const {
+  std::vector<std::shared_ptr<Session>> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : sessions_) {
+    if (auto session = known.lock(); session && !session->closed()) out.push_back(std::move(session));
+  }
+  return out;
+}
+
+std::shared_ptr<BarrierStats> Core::barrier_stats(uint64_t group) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = barriers_.find(group);
+  return found == barriers_.end() ? nullptr : found->second;
+}
+
+void Core::forget_group(uint64_t group) {
+  const std::lock_guard lock(mutex_);
+  barriers_.erase(group);
+}
+
+void Core::close() {
+  std::vector<std::shared_ptr<Epoch>> epochs;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const auto& [group, epoch] : epochs_) epochs.push_back(epoch);
+  }
+  for (const auto& epoch : epochs) close_epoch(epoch->plan().group);
+  for (const auto& session : sessions()) session->close(kStopNs);
+}
+
+}  // namespace epfabric::agent

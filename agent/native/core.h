@@ -1,0 +1,70 @@
+// The native core of an agent process: its fabric, sessions, epochs, events. The only class that module.cc
+// drives. Calls may come from several Python threads; each blocks for a bounded time.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "session.h"
+
+namespace epfabric::agent {
+
+struct CoreSettings {
+  std::string address;
+  std::string provider;  // empty: same node only
+  uint32_t drain_batch = 32;
+  Limits limits;
+  std::string idle = "adaptive";
+  int histogram_scale = 5;
+  uint64_t connect_timeout_ns = 10'000'000'000;
+};
+
+struct RemoteRank {
+  uint32_t rank;
+  uint32_t node;
+  std::vector<std::byte> blob;
+};
+
+class Core {
+ public:
+  explicit Core(const CoreSettings& settings);
+  ~Core();
+
+  std::shared_ptr<Session> open_session(const SessionSettings& settings);
+  void open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
+                  const std::vector<RemoteRank>& remote);
+  void start_epoch(uint64_t group);
+  void fail_epoch(uint64_t group, const std::string& reason);
+  void rank_left(uint64_t group, uint32_t rank);
+  void close_epoch(uint64_t group);
+  std::string failure(uint64_t group) const;
+  std::vector<std::shared_ptr<Session>> sessions() const;
+  std::shared_ptr<BarrierStats> barrier_stats(uint64_t group) const;
+  void forget_group(uint64_t group);
+  void close();
+  Events& events() { return events_; }
+
+ private:
+  std::shared_ptr<Epoch> find(uint64_t group) const;
+  std::shared_ptr<Epoch> require(uint64_t group) const;
+  std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
+                                    const std::vector<RemoteRank>& remote);
+  void connect(const Epoch& epoch);
+  void require_open() const;
+
+  const CoreSettings settings_;
+  std::optional<Fabric> fabric_;
+  ProxySettings proxy_settings_;
+  Events events_;
+  mutable std::mutex mutex_;  // the four below; never held while waiting for a proxy
+  std::vector<std::weak_ptr<Session>> sessions_;
+  std::map<uint64_t, std::shared_ptr<Epoch>> epochs_;           // by group
+  std::map<uint64_t, std::shared_ptr<BarrierStats>> barriers_;  // by group
+  bool closed_ = false;
+};
+
+}  // namespace epfabric::agent

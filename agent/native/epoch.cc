@@ -1,0 +1,128 @@
+// Puts an epoch together from what the agents agreed on, with every inconsistency an error that names it.
+#include "epoch.h"
+
+#include "session.h"
+
+namespace epfabric::agent {
+namespace {
+
+std::string of_rank(uint32_t rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+Epoch::Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
+             std::vector<SessionBlob> remote, std::shared_ptr<BarrierStats> stats, Events& events)
+    : plan_(plan),
+      remote_(std::move(remote)),
+      left_(remote_.size()),
+      stats_(std::move(stats)),
+      events_(events),
+      sessions_(std::move(local)) {
+  place_ranks();
+  place_sessions(remote_);
+  for (const auto& session : sessions_) reachable_.push_back(session.get());
+}
+
+// Every rank is on exactly one node, and all local sessions are on one.
+void Epoch::place_ranks() {
+  constexpr uint32_t kNowhere = ~0u;
+  const auto world = static_cast<uint32_t>(remote_.size());
+  node_of_.assign(world, kNowhere);
+  for (uint32_t node = 0; node < plan_.nodes.size(); ++node) {
+    if (plan_.nodes[node].empty()) throw NativeError("node " + std::to_string(node) + " has no ranks");
+    for (const uint32_t rank : plan_.nodes[node]) {
+      if (rank >= world) throw NativeError(of_rank(rank) + " is not below the world size");
+      if (node_of_[rank] != kNowhere) throw NativeError(of_rank(rank) + " is on two nodes");
+      node_of_[rank] = node;
+    }
+  }
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    if (node_of_[rank] == kNowhere) throw NativeError(of_rank(rank) + " is on no node");
+  }
+  if (plan_.leader_rank >= world) throw NativeError("the leader is " + of_rank(plan_.leader_rank));
+  node_ = node_of_[sessions_.front()->shape().rank];
+  if (sessions_.size() != plan_.nodes[node_].size()) {
+    throw NativeError("this node has " + std::to_string(sessions_.size()) + " sessions of the group, but " +
+                      std::to_string(plan_.nodes[node_].size()) + " ranks of it");
+  }
+}
+
+void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
+  const Shape& shape = sessions_.front()->shape();
+  proxies_.resize(world());
+  extents_.resize(world());
+  targets_.resize(world());
+  for (const auto& session : sessions_) {
+    const uint32_t rank = session->shape().rank;
+    if (node_of_[rank] != node_) throw NativeError(of_rank(rank) + " has a session here but is elsewhere");
+    if (targets_[rank].segments != nullptr) throw NativeError(of_rank(rank) + " has two sessions");
+    targets_[rank] = {&session->segments(), &session->regions()};
+    proxies_[rank] = static_cast<uint32_t>(session->proxies().size());
+    for (const Region& region : session->regions()) extents_[rank].push_back(region.extent);
+    for (const auto& proxy : session->proxies()) local_proxies_.push_back(proxy.get());
+  }
+  for (uint32_t rank = 0; rank < world(); ++rank) {
+    if (local(rank)) continue;
+    const SessionBlob& blob = remote[rank];
+    if (blob.proxies.empty()) throw NativeError("the description of " + of_rank(rank) + " is missing");
+    if (blob.world != shape.world || blob.rings != shape.rings || blob.signals != shape.signals) {
+      throw NativeError(of_rank(rank) + " has another world size, or another number of rings or signals: the "
+                                        "same settings must hold on every node");
+    }
+    proxies_[rank] = static_cast<uint32_t>(blob.proxies.size());
+    extents_[rank] = blob.regions;
+  }
+  for (const auto& extents : extents_) regions_.emplace_back(extents);
+  meeting_ = std::make_unique<Meeting>(static_cast<uint32_t>(sessions_.size()));
+}
+
+SessionView Epoch::view(uint32_t rank, uint32_t signals) const {
+  return {world(), signals, extents_[rank], regions_, left_, &departed_};
+}
+
+uint32_t Epoch::position_of(uint32_t rank) const {
+  const std::vector<uint32_t>& ranks = plan_.nodes[node_of_[rank]];
+  uint32_t at = 0;
+  while (ranks[at] != rank) ++at;
+  return at;
+}
+
+uint32_t Epoch::delegate_of(uint32_t node) const {
+  return node == node_of_[plan_.leader_rank] ? plan_.leader_rank : plan_.nodes[node].front();
+}
+
+BarrierPlan Epoch::barrier_plan() const {
+  BarrierPlan out{plan_.epoch,       node_,       node_of_[plan_.leader_rank],
+                  plan_.leader_rank, plan_.barrier_timeout_ns, plan_.nodes, {}};
+  for (uint32_t node = 0; node < plan_.nodes.size(); ++node) out.delegates.push_back(delegate_of(node));
+  return out;
+}
+
+void Epoch::leave(uint32_t rank) {
+  if (rank >= world()) throw NativeError(of_rank(rank) + " is not in the group");
+  if (left_[rank].exchange(1, std::memory_order_acq_rel) == 0) {
+    departed_.fetch_add(1, std::memory_order_acq_rel);
+  }
+}
+
+void Epoch::fail(Event event, bool quiet) {
+  const std::lock_guard lock(mutex_);
+  if (failed_.exchange(true, std::memory_order_acq_rel)) return;
+  failure_ = event.detail;
+  for (Session* session : reachable_) {
+    platform::store_release(&session->segments().header()->abort, 1);  // partner: AbortWords::set()
+  }
+  if (!quiet) events_.push(std::move(event));
+}
+
+void Epoch::forget(const Session* session) {
+  const std::lock_guard lock(mutex_);
+  std::erase(reachable_, session);
+}
+
+std::string Epoch::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,99 @@
+// One epoch of one group on this node: who is where, what may be written, who left, whether it failed, and the
+// barrier's meeting place. Built by Core::open_epoch(), shared by the proxies of the group's local sessions.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "barrier.h"
+#include "blob.h"
+#include "events.h"
+#include "loopback_transport.h"
+
+namespace epfabric::agent {
+
+class Proxy;
+class Session;
+
+struct EpochPlan {
+  uint64_t group = 0;
+  uint32_t epoch = 0;
+  uint32_t leader_rank = 0;
+  uint64_t barrier_timeout_ns = 0;
+  std::vector<std::vector<uint32_t>> nodes;
+};
+
+class Epoch {
+ public:
+  // `local`: this node's sessions; `remote`: every other rank's blob (by rank; no proxies for local ranks).
+  // Throws NativeError where they do not fit together.
+  Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local, std::vector<SessionBlob> remote,
+        std::shared_ptr<BarrierStats> stats, Events& events);
+  Epoch(const Epoch&) = delete;
+
+  const EpochPlan& plan() const { return plan_; }
+  uint32_t world() const { return static_cast<uint32_t>(node_of_.size()); }
+  uint32_t node_of(uint32_t rank) const { return node_of_[rank]; }
+  uint32_t node() const { return node_; }
+  bool local(uint32_t rank) const { return node_of_[rank] == node_; }
+  uint32_t proxies_of(uint32_t rank) const { return proxies_[rank]; }
+  const SessionBlob& remote(uint32_t rank) const { return remote_[rank]; }
+  std::span<const LocalTarget> targets() const { return targets_; }
+  // Of every local session; they live as long as the epoch.
+  const std::vector<const Proxy*>& proxies() const { return local_proxies_; }
+  SessionView view(uint32_t rank, uint32_t signals) const;
+
+  // The barrier.
+  Meeting& meeting() { return *meeting_; }
+  BarrierStats& stats() { return *stats_; }
+  uint32_t position_of(uint32_t rank) const;
+  uint32_t delegate_of(uint32_t node) const;
+  BarrierPlan barrier_plan() const;
+
+  void start() { started_.store(true, std::memory_order_release); }
+  bool running() const {
+    return started_.load(std::memory_order_acquire) && !failed_.load(std::memory_order_acquire);
+  }
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const;
+
+  void leave(uint32_t rank);
+  bool left(uint32_t rank) const { return left_[rank].load(std::memory_order_acquire) != 0; }
+
+  // The epoch is over: sets the abort word of every local session, once. The first reason stands; an event
+  // tells Python unless `quiet`.
+  void fail(Event event, bool quiet = false);
+  // The session's memory is about to go: fail() no longer touches it.
+  void forget(const Session* session);
+  const std::vector<std::shared_ptr<Session>>& sessions() const { return sessions_; }
+
+ private:
+  void place_ranks();
+  void place_sessions(const std::vector<SessionBlob>& remote);
+
+  EpochPlan plan_;
+  std::vector<uint32_t> node_of_;   // by rank, as the next six
+  std::vector<uint32_t> proxies_;
+  std::vector<SessionBlob> remote_;
+  std::vector<std::vector<Extent>> extents_;
+  std::vector<std::span<const Extent>> regions_;
+  std::vector<std::atomic<uint8_t>> left_;
+  std::vector<LocalTarget> targets_;
+  std::vector<const Proxy*> local_proxies_;
+  uint32_t node_ = 0;
+  std::atomic<uint32_t> departed_{0};
+  std::unique_ptr<Meeting> meeting_;
+  std::shared_ptr<BarrierStats> stats_;
+  Events& events_;
+  std::atomic<bool> started_{false};
+  std::atomic<bool> failed_{false};
+  std::vector<std::shared_ptr<Session>> sessions_;
+  mutable std::mutex mutex_;  // the two below
+  std::vector<Session*> reachable_;  // those whose abort word fail() sets
+  std::string failure_;
+};
+
+}  // namespace epfabric::agent

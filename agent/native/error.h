@@ -1,0 +1,21 @@
+// The one exception of the native core, for set-up and tear-down only: nothing on the proxies' path throws.
+// module.cc turns it into epfabric_agent._native.NativeError.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace epfabric::agent {
+
+class NativeError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A NativeError for a failed system call: "what: reason".
+inline NativeError system_error(const std::string& what, int error = errno) {
+  return NativeError(what + ": " + std::strerror(error));
+}
+
+}  // namespace epfabric::agent

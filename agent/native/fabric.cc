@@ -1,0 +1,177 @@
+// libfabric calls: choosing the provider, opening an endpoint, posting writes, reading completions.
+#include "fabric.h"
+
+#include <rdma/fi_errno.h>
+#include <sys/random.h>
+
+#include <array>
+
+namespace epfabric::agent {
+namespace {
+
+constexpr uint32_t kApi = FI_VERSION(1, 17);
+constexpr size_t kMaxPoll = 64;
+// One queue is one proxy's share of the NIC: its links' caps are below this.
+constexpr size_t kQueueEntries = 8192;
+
+void check(int error, const std::string& what) {
+  if (error != 0) throw NativeError(what + ": " + ::fi_strerror(error < 0 ? -error : error));
+}
+
+// Keys cannot be guessed by whoever reaches the listener.
+uint64_t random_key(size_t key_bytes) {
+  uint64_t key = 0;
+  if (::getrandom(&key, sizeof(key), 0) != sizeof(key)) throw system_error("getrandom failed");
+  if (key_bytes < sizeof(key)) key &= (uint64_t{1} << (8 * key_bytes)) - 1;
+  return key;
+}
+
+template <class T, class Open>
+Fid<T> open(const std::string& what, Open&& call) {
+  T* raw = nullptr;
+  check(call(&raw), what);
+  return Fid<T>(raw);
+}
+
+}  // namespace
+
+Fabric::Fabric(const std::string& provider, const std::string& address) {
+  std::unique_ptr<fi_info, InfoFreer> hints(::fi_allocinfo());
+  hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
+  hints->rx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+  hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+  fi_info* found = nullptr;
+  const int error = ::fi_getinfo(kApi, address.c_str(), nullptr, FI_SOURCE, hints.get(), &found);
+  if (error != 0) {
+    throw NativeError("libfabric's provider '" + provider + "' cannot be used on address " + address + ": " +
+                      ::fi_strerror(-error) +
+                      " (it must offer reliable datagrams with ordered RMA writes; see fi_info -p '" +
+                      provider + "')");
+  }
+  info_.reset(found);
+  if (info_->domain_attr->cq_data_size < 4) {
+    throw NativeError("libfabric's provider '" + provider + "' carries less than 4 bytes of immediate data");
+  }
+  fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
+    return ::fi_fabric(info_->fabric_attr, out, nullptr);
+  });
+}
+
+Endpoint::Endpoint(const Fabric& fabric) {
+  fi_info* info = const_cast<fi_info*>(&fabric.info());
+  max_bytes_ = info->ep_attr->max_msg_size;
+  offset_addressing_ = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) == 0;
+  own_keys_ = (info->domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
+  key_bytes_ = info->domain_attr->mr_key_size;
+  domain_ = open<fid_domain>("opening the domain failed", [&](fid_domain** out) {
+    return ::fi_domain(fabric.get(), info, out, nullptr);
+  });
+  fi_av_attr av{};
+  av.type = FI_AV_TABLE;
+  addresses_ = open<fid_av>("opening the address table failed", [&](fid_av** out) {
+    return ::fi_av_open(domain_.get(), &av, out, nullptr);
+  });
+  fi_cq_attr cq{};
+  cq.format = FI_CQ_FORMAT_DATA;
+  cq.size = kQueueEntries;
+  cq.wait_obj = FI_WAIT_NONE;
+  completions_ = open<fid_cq>("opening the completion queue failed", [&](fid_cq** out) {
+    return ::fi_cq_open(domain_.get(), &cq, out, nullptr);
+  });
+  endpoint_ = open<fid_ep>("opening the endpoint failed", [&](fid_ep** out) {
+    return ::fi_endpoint(domain_.get(), info, out, nullptr);
+  });
+  check(::fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table failed");
+  check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV), "binding the queue failed");
+  check(::fi_enable(endpoint_.get()), "enabling the endpoint failed (is the address on this machine?)");
+}
+
+LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {
+  LocalKey out;
+  const uint64_t key = own_keys_ ? random_key(key_bytes_) : 0;
+  out.region = open<fid_mr>("registering memory failed", [&](fid_mr** mr) {
+    return ::fi_mr_reg(domain_.get(), data, bytes, FI_WRITE | FI_REMOTE_WRITE, 0, key, 0, mr, nullptr);
+  });
+  out.descriptor = ::fi_mr_desc(out.region.get());
+  out.remote = {::fi_mr_key(out.region.get()),
+                offset_addressing_ ? 0 : reinterpret_cast<uint64_t>(data)};
+  return out;
+}
+
+std::vector<std::byte> Endpoint::address() const {
+  std::array<std::byte, 256> buffer;
+  size_t bytes = buffer.size();
+  check(::fi_getname(&endpoint_->fid, buffer.data(), &bytes), "asking for the endpoint's address failed");
+  return {buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(bytes)};
+}
+
+fi_addr_t Endpoint::insert(const std::vector<std::byte>& address) {
+  fi_addr_t out = FI_ADDR_UNSPEC;
+  if (::fi_av_insert(addresses_.get(), address.data(), 1, &out, 0, nullptr) != 1) {
+    throw NativeError("a peer's endpoint address cannot be used with this provider");
+  }
+  return out;
+}
+
+ssize_t Endpoint::post(const Target& target, const void* data, uint64_t bytes, void* descriptor,
+                       uint64_t imm, uint64_t flags, void* context) {
+  iovec local{const_cast<void*>(data), bytes};
+  fi_rma_iov remote{target.address, bytes, target.key};
+  fi_msg_rma message{};
+  message.msg_iov = &local;
+  message.desc = &descriptor;
+  message.iov_count = 1;
+  message.addr = target.peer;
+  message.rma_iov = &remote;
+  message.rma_iov_count = 1;
+  message.context = context;
+  message.data = imm;
+  return ::fi_writemsg(endpoint_.get(), &message, flags | FI_COMPLETION | FI_DELIVERY_COMPLETE);
+}
+
+ssize_t Endpoint::write(const Target& target, const void* data, uint64_t bytes, void* descriptor,
+                        void* context) {
+  return post(target, data, bytes, descriptor, 0, 0, context);
+}
+
+ssize_t Endpoint::write_with_imm(const Target& target, const void* data, uint64_t bytes, void* descriptor,
+                                 uint32_t imm, void* context) {
+  return post(target, data, bytes, descriptor, imm, FI_REMOTE_CQ_DATA, context);
+}
+
+size_t Endpoint::poll(Completion* out, size_t capacity) {
+  std::array<fi_cq_data_entry, kMaxPoll> entries;
+  const ssize_t got =
+      ::fi_cq_read(completions_.get(), entries.data(), capacity < kMaxPoll ? capacity : kMaxPoll);
+  if (got == -FI_EAGAIN) return 0;
+  if (got == -FI_EAVAIL) {
+    fi_cq_err_entry failed{};
+    if (::fi_cq_readerr(completions_.get(), &failed, 0) != 1) return 0;
+    const char* text =
+        ::fi_cq_strerror(completions_.get(), failed.prov_errno, failed.err_data, nullptr, 0);
+    out[0] = Completion{failed.op_context, false, 0, failed.err,
+                        std::string(::fi_strerror(failed.err)) + (text ? std::string(", ") + text : "")};
+    return 1;
+  }
+  if (got < 0) {
+    out[0] = Completion{nullptr, false, 0, static_cast<int>(-got), ::fi_strerror(static_cast<int>(-got))};
+    return 1;
+  }
+  for (size_t i = 0; i < static_cast<size_t>(got); ++i) {
+    const bool record = (entries[i].flags & FI_REMOTE_CQ_DATA) != 0;
+    out[i].context = record ? nullptr : entries[i].op_context;
+    out[i].record = record;
+    out[i].imm = entries[i].data;
+    out[i].error = 0;
+  }
+  return static_cast<size_t>(got);
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,204 @@
+// Ranks of other nodes: payload by RDMA writes, signals and barrier records through the peer's mailbox. One per
+// proxy, used by its thread only. Every operation completes when it is visible at the target, so a completion
+// is all that DRAIN needs.
+#pragma once
+
+#include <rdma/fi_errno.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "epoch.h"
+#include "fabric.h"
+#include "mailbox.h"
+#include "memory.h"
+#include "transport.h"
+
+namespace epfabric::agent {
+
+struct Limits {
+  uint32_t inflight = 256;           // operations per destination rank and proxy
+  uint64_t inflight_bytes = 64u << 20;
+  uint64_t stall_ns = 10'000'000'000;
+};
+
+// A connection between this proxy and one proxy of a remote rank.
+struct Link {
+  uint32_t rank = 0;
+  uint32_t proxy = 0;
+  fi_addr_t peer = FI_ADDR_UNSPEC;
+  RemoteKey mailbox;          // where our records go: base is that of our domain's slots
+  uint32_t domain = 0;        // the receiver's name for us
+  const std::vector<RemoteKey>* regions = nullptr;
+  Outbox outbox;
+  Inbox inbox;
+  uint32_t inflight = 0;
+  uint64_t inflight_bytes = 0;
+  uint64_t progress_ns = 0;   // last completion, or first operation after none
+  uint64_t busy_since_ns = 0; // refused posts without any success since; 0 = none
+  int error = 0;              // a post that failed for another reason than a full queue
+  bool owes = false;          // in the list of credits to send
+  bool probed = false;
+  bool connected = false;
+  bool broken = false;
+};
+
+struct Operation {
+  fi_context2 context{};  // first: the completion names it
+  Link* link = nullptr;
+  Ring* ring = nullptr;   // nullptr: nothing waits for it
+  uint64_t ticket = 0;
+  uint64_t bytes = 0;
+  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe } kind = Kind::kPart;
+};
+
+class LibfabricTransport {
+ public:
+  LibfabricTransport(const Fabric& fabric, uint32_t index, const Shape& shape, uint32_t proxies,
+                     const Limits& limits, ProxyCount& count);
+
+  std::vector<std::byte> address() const { return endpoint_.address(); }
+  RemoteKey mailbox() const { return mailbox_key_.remote; }
+  RemoteKey add_region(const Region& region);
+
+  // Makes a link to every proxy of a remote rank that is this one's partner. May throw NativeError.
+  void open(Epoch& epoch);
+  void begin_turn(uint64_t now_ns) { now_ns_ = now_ns; }
+  // Probes links that are not connected yet; how many are missing. unreachable() names the first.
+  size_t connect();
+  std::string unreachable() const;
+
+  Posted write(const WritePart& part);
+  Posted signal(const SignalPart& part);
+  bool send(uint32_t rank, ControlRecord record);
+  void send_credits();
+
+  // Handles at most `batch` completions. Records go to `take(link, record)`; a fault goes to
+  // `fail(rank, text)`. How many there were.
+  template <class Take, class Fail>
+  size_t poll(size_t batch, Take&& take, Fail&& fail);
+  // Looks for peers that make no progress.
+  template <class Fail>
+  void watch(Fail&& fail);
+
+  uint64_t inflight() const { return operations_.size() - free_.size(); }
+  RecordView view_of(const Link& link) const;
+
+ private:
+  static constexpr uint32_t kOperations = 4096;  // per proxy: its share of the NIC's queue
+  static constexpr uint64_t kScratchBytes = 4096;
+
+  bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring);
+  Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
+  void give_back(Operation* operation);
+  bool posted(ssize_t result, Operation* operation);
+  void add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain);
+  uint32_t domain_at(uint32_t rank, uint32_t proxy) const;
+  template <class Take, class Fail>
+  void take_record(uint64_t imm, Take&& take, Fail&& fail);
+  template <class Fail>
+  void finished(Operation* operation, const Completion& completion, Fail&& fail);
+
+  const uint32_t index_;
+  const Shape shape_;
+  const uint32_t own_proxies_;
+  const Limits limits_;
+  ProxyCount& count_;
+  const uint32_t domains_;  // mailboxes that there is room for
+  Endpoint endpoint_;
+  Mapping mailboxes_;       // by own domain, then a scratch page that probes write to
+  Mapping staging_;
+  LocalKey mailbox_key_;
+  LocalKey staging_key_;
+  std::vector<LocalKey> region_keys_;
+  std::vector<const Region*> regions_;
+  std::vector<Operation> operations_;
+  std::vector<Operation*> free_;
+  std::vector<Completion> completions_;
+  Epoch* epoch_ = nullptr;
+  std::vector<std::unique_ptr<Link>> links_;  // by own domain
+  std::vector<Link*> to_rank_;                // by rank: where this proxy's commands go
+  std::vector<Link*> owing_;
+  uint64_t now_ns_ = 0;
+};
+static_assert(Transport<LibfabricTransport>);
+
+template <class Take, class Fail>
+size_t LibfabricTransport::poll(size_t batch, Take&& take, Fail&& fail) {
+  const size_t got = endpoint_.poll(completions_.data(), batch);
+  for (size_t i = 0; i < got; ++i) {
+    const Completion& completion = completions_[i];
+    if (completion.record) {
+      take_record(completion.imm, take, fail);
+    } else if (completion.context != nullptr) {
+      finished(static_cast<Operation*>(completion.context), completion, fail);
+    } else if (completion.error != 0) {
+      fail(-1, "the completion queue failed: " + completion.detail);
+    }
+  }
+  return got;
+}
+
+template <class Take, class Fail>
+void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
+  const Imm imm = unpack_imm(data);
+  if (data >> 32 != 0 || imm.type != kImmControl || imm.domain >= links_.size()) {
+    fail(-1, "a peer sent an immediate that means nothing: " + std::to_string(data));
+    return;
+  }
+  Link& link = *links_[imm.domain];
+  ControlRecord record;
+  if (!link.inbox.take(imm.sequence, record)) {
+    fail(static_cast<int>(link.rank), "it sent record " + std::to_string(imm.sequence) + " out of order");
+    return;
+  }
+  count_.records_received.add(1);
+  const char* fault = fault_of(record, view_of(link));
+  if (fault == nullptr && !link.outbox.acknowledge(record.consumed)) fault = "credit for what was not sent";
+  if (fault == nullptr) fault = take(link, record);
+  if (fault != nullptr) {
+    fail(static_cast<int>(link.rank), std::string("it sent a bad record: ") + fault);
+    return;
+  }
+  if (link.inbox.owes_credit() && !link.owes) {
+    link.owes = true;
+    owing_.push_back(&link);  // reserved for every link: no allocation
+  }
+}
+
+template <class Fail>
+void LibfabricTransport::finished(Operation* operation, const Completion& completion, Fail&& fail) {
+  Link& link = *operation->link;
+  link.progress_ns = now_ns_;
+  const Operation::Kind kind = operation->kind;
+  if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
+  give_back(operation);
+  if (completion.error == 0) {
+    link.connected = true;
+    return;
+  }
+  link.broken = true;
+  // A credit that does not arrive matters only if the peer still sends; then something else fails.
+  if (kind == Operation::Kind::kCredit || epoch_ == nullptr || epoch_->left(link.rank)) return;
+  fail(static_cast<int>(link.rank), "a write to it failed: " + completion.detail);
+}
+
+template <class Fail>
+void LibfabricTransport::watch(Fail&& fail) {
+  for (const auto& link : links_) {
+    if (epoch_ == nullptr || epoch_->left(link->rank)) continue;
+    const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
+    const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
+    if (link->error != 0) {
+      fail(static_cast<int>(link->rank), std::string("a write to it cannot be posted: ") + ::fi_strerror(link->error));
+      return;
+    }
+    if (!waits && !busy) continue;
+    fail(static_cast<int>(link->rank), "it acknowledged nothing for " +
+                                           std::to_string(limits_.stall_ns / 1'000'000) + " ms");
+    return;
+  }
+}
+
+}  // namespace epfabric::agent

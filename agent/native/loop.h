@@ -1,0 +1,86 @@
+// A proxy's loop: take up to 32 commands (control before bulk, least recently served ring first), post them,
+// poll completions, retire in order, advance the counters; then wait if there was nothing. No allocation, lock,
+// map or virtual call per command. Instantiated in proxy.cc for each transport.
+#pragma once
+
+#include "proxy.h"
+
+namespace epfabric::agent {
+
+// A node without a network: every rank of the group has to be on it.
+class NoRemote {
+ public:
+  void begin_turn(uint64_t) {}
+  RemoteKey add_region(const Region&) { return {}; }
+  void open(Epoch&) {}
+  size_t connect() { return 0; }
+  std::string unreachable() const { return ""; }
+  Posted write(const WritePart&) { return {}; }
+  Posted signal(const SignalPart&) { return {}; }
+  bool send(uint32_t, const ControlRecord&) { return false; }
+  void send_credits() {}
+  template <class Take, class Fail>
+  size_t poll(size_t, Take&&, Fail&&) {
+    return 0;
+  }
+  template <class Fail>
+  void watch(Fail&&) {}
+  uint64_t inflight() const { return 0; }
+};
+static_assert(Transport<NoRemote>);
+
+template <class Remote>
+class Loop {
+ public:
+  Loop(Proxy& proxy, Remote& remote);
+  void run();
+
+ private:
+  void turn();
+  bool handle_request();
+  void open(const std::shared_ptr<Epoch>& epoch);
+
+  uint32_t serve_rings();
+  uint32_t serve_pass(bool control, uint32_t budget);
+  uint32_t serve(Ring& ring, uint32_t budget);
+  bool advance(Ring& ring);
+  bool advance_write(Ring& ring, Held& held);
+  bool advance_barrier(Ring& ring, Held& held);
+  template <class To>
+  bool post(To& to, Ring& ring, Held& held);
+
+  bool step_barrier();
+  bool settled();
+  bool session_quiet() const;
+  const char* take_record(const Link& link, const ControlRecord& record);
+  void fail(int rank, const std::string& text);
+  void barrier_timed_out();
+  void beat();
+  bool active() const;
+
+  uint64_t& signal_value(const Ring& ring, const Write& write);
+
+  Proxy& proxy_;
+  Remote& remote_;
+  const Shape shape_;
+  LoopbackTransport loopback_;
+  std::vector<Ring*> order_;  // served rings, least recently served first
+  Mapping signal_values_;     // by served ring, destination rank, word
+  Idle idle_;
+  std::shared_ptr<Epoch> epoch_;
+  SessionView view_;
+  uint64_t now_ns_ = 0;
+  uint64_t beat_ns_ = 0;
+  uint64_t heartbeat_ = 1;
+  size_t unconnected_ = 0;
+  bool failed_ = false;
+
+  // Proxy 0 only.
+  uint64_t barriers_ = 0;  // that the session's rank has left
+  uint32_t position_ = 0;
+  std::unique_ptr<Delegate> delegate_;
+  std::vector<std::pair<const Proxy*, uint64_t>> unsettled_;
+  bool settling_ = false;
+};
+
+}  // namespace epfabric::agent

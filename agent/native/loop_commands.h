@@ -1,0 +1,156 @@
+// The part of a proxy's loop that serves rings: from a visible slot to a posted command. Included by proxy.cc.
+#pragma once
+
+#include <algorithm>
+
+#include "loop.h"
+
+namespace epfabric::agent {
+
+template <class Remote>
+uint32_t Loop<Remote>::serve_rings() {
+  if (!epoch_ || !epoch_->running()) return 0;
+  const uint32_t batch = proxy_.settings_.drain_batch;
+  const uint32_t control = serve_pass(true, batch);
+  return control + serve_pass(false, batch - control);
+}
+
+// Serves the rings whose next command is control (no bytes), or those where it is a WRITE.
+template <class Remote>
+uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
+  uint32_t used = 0;
+  size_t kept = 0;
+  std::array<Ring*, kMaxRings> served;
+  size_t served_count = 0;
+  for (size_t i = 0; i < order_.size(); ++i) {
+    Ring& ring = *order_[i];
+    uint32_t left = budget - used;
+    const bool holds = ring.holding() || (left > 0 && ring.take(view_, left));
+    used = budget - left;
+    uint32_t now = 0;
+    if (holds && left > 0 && (ring.held().command.op != Op::kWrite) == control) now = serve(ring, left);
+    used += now;
+    if (now > 0) {
+      served[served_count++] = &ring;
+    } else {
+      order_[kept++] = &ring;
+    }
+  }
+  std::copy_n(served.begin(), served_count, order_.begin() + static_cast<std::ptrdiff_t>(kept));
+  return used;
+}
+
+// Posts the held command and takes further ones, until the ring is empty, busy, or the budget is spent.
+template <class Remote>
+uint32_t Loop<Remote>::serve(Ring& ring, uint32_t budget) {
+  uint32_t left = budget;
+  while (left > 0 && (ring.holding() || ring.take(view_, left))) {
+    if (!advance(ring)) break;
+    left -= 1;
+  }
+  return budget - left;
+}
+
+// True when the held command is posted whole.
+template <class Remote>
+bool Loop<Remote>::advance(Ring& ring) {
+  Held& held = ring.held();
+  switch (held.command.op) {
+    case Op::kWrite:
+    case Op::kSignal:
+      return advance_write(ring, held);
+    case Op::kBarrier:
+      return advance_barrier(ring, held);
+    default:
+      // DRAIN: tickets retire in order and a write completes when it is visible at its target, so this
+      // one's turn to retire comes exactly when all earlier ones are.
+      ring.finish();
+      return true;
+  }
+}
+
+template <class Remote>
+bool Loop<Remote>::advance_write(Ring& ring, Held& held) {
+  const uint32_t rank = held.command.write.rank;
+  if (epoch_->left(rank)) {
+    ring.give_up(Refusal::kRankLeft);
+    return true;
+  }
+  return loopback_.serves(rank) ? post(loopback_, ring, held) : post(remote_, ring, held);
+}
+
+template <class Remote>
+template <class To>
+bool Loop<Remote>::post(To& to, Ring& ring, Held& held) {
+  const Command& command = held.command;
+  const Write& write = command.write;
+  DestinationCount& count = proxy_.destinations_[write.rank];
+  const uint64_t size = uint64_t{write.units} * kUnitBytes;
+  while (held.posted_bytes < size) {
+    const WritePart part{&ring,
+                         write.rank,
+                         command.source_region,
+                         command.destination_region,
+                         uint64_t{write.source} * kUnitBytes + held.posted_bytes,
+                         uint64_t{write.destination} * kUnitBytes + held.posted_bytes,
+                         size - held.posted_bytes};
+    const Posted posted = to.write(part);
+    if (posted.bytes == 0) return false;
+    if (posted.pending) ring.add_part();
+    held.posted_bytes += posted.bytes;
+    count.bytes.add(posted.bytes);
+  }
+  if (write.advance != 0) {
+    uint64_t& value = signal_value(ring, write);
+    const Posted posted = to.signal({&ring, write.rank, write.signal, value + write.advance});
+    if (posted.bytes == 0) return false;
+    if (posted.pending) ring.add_part();
+    value += write.advance;
+    count.signals.add(1);
+  }
+  if (size != 0) count.writes.add(1);
+  ring.finish();
+  return true;
+}
+
+template <class Remote>
+uint64_t& Loop<Remote>::signal_value(const Ring& ring, const Write& write) {
+  const uint64_t served = ring.index() / proxy_.proxies_;
+  const uint64_t word = (served * shape_.world + write.rank) * shape_.signals + write.signal;
+  return reinterpret_cast<uint64_t*>(signal_values_.data())[word];
+}
+
+template <class Remote>
+bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
+  Meeting& meeting = epoch_->meeting();
+  if (!held.announced) {
+    held.announced = true;
+    meeting.announce(barriers_, platform::clock_ns());
+  }
+  if (!held.entered) {
+    if (ring.retired() != ring.ticket() || !session_quiet()) return false;
+    held.entered = true;
+    meeting.enter(barriers_, position_, platform::clock_ns());
+  }
+  if (!meeting.released(barriers_)) return false;
+  const BarrierStamps& stamps = meeting.stamps(barriers_);
+  const uint64_t first = stamps.first_ns.load(std::memory_order_relaxed);
+  const uint64_t released = stamps.released_ns.load(std::memory_order_relaxed);
+  ring.finish();
+  if (meeting.leave(barriers_)) {
+    const uint64_t now_ns = platform::clock_ns();
+    epoch_->stats().record(Phase::kRelease, released, now_ns);
+    epoch_->stats().record(Phase::kTotal, first, now_ns);
+  }
+  barriers_ += 1;
+  return true;
+}
+
+// Ring 0 holds the BARRIER; every other ring has to have nothing outstanding and nothing visible.
+template <class Remote>
+bool Loop<Remote>::session_quiet() const {
+  return std::all_of(proxy_.rings_.begin(), proxy_.rings_.end(),
+                     [](const auto& ring) { return ring->index() == 0 || ring->idle(); });
+}
+
+}  // namespace epfabric::agent

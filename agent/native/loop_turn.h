@@ -1,0 +1,180 @@
+// The rest of a proxy's loop: turns, requests, records from peers, the barrier's delegate, failure, idling.
+// Included by proxy.cc.
+#pragma once
+
+#include "loop.h"
+#include "session.h"
+
+namespace epfabric::agent {
+
+template <class Remote>
+Loop<Remote>::Loop(Proxy& proxy, Remote& remote)
+    : proxy_(proxy),
+      remote_(remote),
+      shape_(proxy.segments_.shape()),
+      signal_values_(Mapping::anonymous(
+          uint64_t{shape_.rings / proxy.proxies_ + 1} * shape_.world * shape_.signals * sizeof(uint64_t),
+          "signal values")),
+      idle_(proxy.settings_.idle, std::thread::hardware_concurrency() < 4) {
+  for (const auto& ring : proxy.rings_) {
+    if (ring->index() % proxy.proxies_ == proxy.index_) order_.push_back(ring.get());
+  }
+}
+
+template <class Remote>
+void Loop<Remote>::run() {
+  while (!proxy_.stop_.load(std::memory_order_acquire)) turn();  // partner: Proxy::ask_stop()
+}
+
+template <class Remote>
+void Loop<Remote>::turn() {
+  now_ns_ = platform::clock_ns();
+  remote_.begin_turn(now_ns_);
+  const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed);
+  if ((mark & 1) == 0) proxy_.settle_.store(mark + 1, std::memory_order_release);
+  proxy_.turns_.fetch_add(1, std::memory_order_seq_cst);  // partner: Proxy::pass()
+  proxy_.count_.turns.add(1);
+
+  bool worked = proxy_.asked_.load(std::memory_order_acquire) && handle_request();
+  remote_.send_credits();
+  if (proxy_.index_ == 0 && delegate_) worked = step_barrier() || worked;
+  worked = serve_rings() > 0 || worked;
+  const size_t completions = remote_.poll(
+      proxy_.settings_.drain_batch,
+      [this](const Link& link, const ControlRecord& record) { return take_record(link, record); },
+      [this](int rank, const std::string& text) { fail(rank, text); });
+  worked = completions > 0 || worked;
+  for (Ring* ring : order_) worked = ring->retire() || worked;
+  if (completions == 0) {
+    proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);  // partner: settled() of a delegate
+  }
+  if (now_ns_ - beat_ns_ > 10'000'000) beat();
+  if (worked) {
+    idle_.worked();
+    return;
+  }
+  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { proxy_.block(ns); });
+}
+
+// Every 10 ms: the heartbeat (proxy 0), links without progress, links that are still to be connected.
+template <class Remote>
+void Loop<Remote>::beat() {
+  beat_ns_ = now_ns_;
+  if (proxy_.index_ == 0) {
+    platform::store_release(&proxy_.segments_.header()->heartbeat, ++heartbeat_);
+  }
+  if (!epoch_) return;
+  if (unconnected_ > 0) {
+    unconnected_ = remote_.connect();
+    const std::lock_guard lock(proxy_.mutex_);
+    proxy_.unreachable_ = remote_.unreachable();
+    proxy_.unconnected_.store(unconnected_, std::memory_order_release);
+  }
+  remote_.watch([this](int rank, const std::string& text) { fail(rank, text); });
+  if (delegate_ && epoch_->running() && delegate_->timed_out(now_ns_)) barrier_timed_out();
+}
+
+template <class Remote>
+bool Loop<Remote>::active() const {
+  if (unconnected_ > 0 || remote_.inflight() > 0 || (delegate_ && delegate_->busy())) return true;
+  for (const Ring* ring : order_) {
+    if (ring->holding()) return true;
+  }
+  return false;
+}
+
+template <class Remote>
+bool Loop<Remote>::handle_request() {
+  Request* request = proxy_.pending_request();
+  if (request == nullptr) return false;
+  try {
+    if (request->kind == Request::Kind::kAddRegion) request->key = remote_.add_region(*request->region);
+    if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
+  } catch (const NativeError& error) {
+    request->error = error.what();
+  }
+  proxy_.answer();
+  return true;
+}
+
+template <class Remote>
+void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
+  remote_.open(*epoch);
+  view_ = epoch->view(shape_.rank, shape_.signals);
+  loopback_ = LoopbackTransport(shape_.rank, &proxy_.regions_, epoch->targets());
+  if (proxy_.index_ == 0) {
+    position_ = epoch->position_of(shape_.rank);
+    if (epoch->delegate_of(epoch->node()) == shape_.rank) {
+      delegate_ = std::make_unique<Delegate>(epoch->barrier_plan(), epoch->meeting(), epoch->stats());
+    }
+  }
+  epoch_ = epoch;
+  unconnected_ = remote_.connect();
+  proxy_.unconnected_.store(unconnected_, std::memory_order_release);
+}
+
+template <class Remote>
+const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& record) {
+  if (record.kind == RecordKind::kCredit) return nullptr;
+  if (record.kind == RecordKind::kSignal) {
+    // Partner: the pod's wait_at_least(); the payload came before the record on the same connection.
+    platform::store_release(proxy_.segments_.signal(link.rank, record.ring, record.index), record.value);
+    return nullptr;
+  }
+  if (!delegate_) return "a barrier record for a rank that is no delegate";
+  return delegate_->on_record(record, platform::clock_ns());
+}
+
+template <class Remote>
+bool Loop<Remote>::step_barrier() {
+  if (!epoch_->running()) return false;
+  return delegate_->step(
+      platform::clock_ns(), [this](uint32_t rank, const ControlRecord& record) { return remote_.send(rank, record); },
+      [this] { return settled(); });
+}
+
+// Whatever a peer's proxy saw acknowledged before its rank entered the barrier may still lie in the queue of a
+// proxy of this node: each of them has to come to the end of its queue once.
+template <class Remote>
+bool Loop<Remote>::settled() {
+  if (!settling_) {
+    settling_ = true;
+    unsettled_.clear();
+    for (const Proxy* proxy : epoch_->proxies()) unsettled_.emplace_back(proxy, proxy->settle_mark());
+  }
+  std::erase_if(unsettled_, [](const auto& entry) {
+    return (entry.second & 1) == 0 || entry.first->settle_mark() != entry.second;
+  });
+  if (!unsettled_.empty()) return false;
+  settling_ = false;
+  return true;
+}
+
+template <class Remote>
+void Loop<Remote>::fail(int rank, const std::string& text) {
+  if (!epoch_ || failed_) return;
+  failed_ = true;
+  const std::string who = rank < 0 ? "a peer" : "rank " + std::to_string(rank);
+  epoch_->fail({"failed", epoch_->plan().group, rank,
+                rank < 0 ? std::vector<uint32_t>{} : std::vector<uint32_t>{static_cast<uint32_t>(rank)},
+                "rank " + std::to_string(shape_.rank) + " lost " + who + ": " + text});
+}
+
+template <class Remote>
+void Loop<Remote>::barrier_timed_out() {
+  const std::vector<uint32_t> missing = delegate_->missing();
+  std::string text = "barrier " + std::to_string(delegate_->number()) + " of epoch " +
+                     std::to_string(epoch_->plan().epoch) + " was not complete after " +
+                     std::to_string(epoch_->plan().barrier_timeout_ns / 1'000'000) + " ms; ";
+  if (missing.empty()) {
+    text += "every rank of this node had entered, the leader (rank " +
+            std::to_string(epoch_->plan().leader_rank) + ") did not release";
+  } else {
+    text += "missing ranks:";
+    for (const uint32_t rank : missing) text += " " + std::to_string(rank);
+  }
+  epoch_->fail({"barrier_timeout", epoch_->plan().group, missing.empty() ? -1 : static_cast<int>(missing[0]),
+                missing, text});
+}
+
+}  // namespace epfabric::agent

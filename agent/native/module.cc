@@ -1,0 +1,255 @@
+// The Python module epfabric_agent._native: the only file that knows Python. Every call that can block
+// releases the GIL. The types are described in epfabric_agent/_native.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace epfabric;
+using namespace epfabric::agent;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+nb::bytes to_bytes(const std::vector<std::byte>& data) { return nb::bytes(data.data(), data.size()); }
+
+std::vector<std::byte> from_bytes(const nb::bytes& data) {
+  const auto* begin = static_cast<const std::byte*>(data.data());
+  return {begin, begin + data.size()};
+}
+
+nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t world) {
+  if (!layout_valid(rings, depth, signals, world)) {
+    throw NativeError("rings 1-64, depth a power of two 16-65536, signals 1-2048, world 1-4096");
+  }
+  const Layout at = layout_of(rings, depth, signals, world);
+  nb::dict out;
+  const auto put = [&out](const char* name, uint64_t value) { out[name] = value; };
+  put("slots", at.slots);
+  put("pod_bytes", at.pod_bytes);
+  put("counters", at.counters);
+  put("mask", at.mask);
+  put("results", at.results);
+  put("signals", at.signals);
+  put("agent_bytes", at.agent_bytes);
+  put("abi", kAbiVersion);
+  put("slot_bytes", sizeof(Slot));
+  put("ring_counters_bytes", sizeof(RingCounters));
+  put("pod_abort", offsetof(PodHeader, abort));
+  put("agent_abort", offsetof(AgentHeader, abort));
+  put("heartbeat", offsetof(AgentHeader, heartbeat));
+  put("epoch", offsetof(AgentHeader, epoch));
+  put("ring_tail", offsetof(RingCounters, tail));
+  put("ring_completed", offsetof(RingCounters, completed));
+  put("ring_refused", offsetof(RingCounters, refused));
+  put("ring_last_refused_ticket", offsetof(RingCounters, last_refused_ticket));
+  put("ring_last_refused_reason", offsetof(RingCounters, last_refused_reason));
+  return out;
+}
+
+nb::dict ring_dict(const Ring& ring) {
+  nb::dict ops, refused, out;
+  ops["write"] = ring.count().writes.get();
+  ops["signal"] = ring.count().signals.get();
+  ops["drain"] = ring.count().drains.get();
+  ops["barrier"] = ring.count().barriers.get();
+  for (size_t i = 1; i < ring.count().refused.size(); ++i) {
+    if (const uint64_t n = ring.count().refused[i].get(); n != 0) {
+      refused[name_of(static_cast<Refusal>(i))] = n;
+    }
+  }
+  const uint64_t retired = ring.retired();  // before taken: the depth is never negative
+  const uint64_t taken = ring.taken();
+  out["ring"] = ring.index();
+  out["taken"] = taken;
+  out["completed"] = retired;
+  out["depth"] = taken - retired;
+  out["ops"] = ops;
+  out["refused"] = refused;
+  return out;
+}
+
+nb::dict proxy_dict(const Proxy& proxy) {
+  nb::dict out;
+  const ProxyCount& count = proxy.count();
+  out["proxy"] = proxy.index();
+  out["cpu"] = proxy.cpu();
+  out["turns"] = count.turns.get();
+  out["sleeps"] = count.sleeps.get();
+  out["blocks"] = count.blocks.get();
+  out["inflight"] = count.inflight.get();
+  out["records_sent"] = count.records_sent.get();
+  out["records_received"] = count.records_received.get();
+  return out;
+}
+
+nb::list destination_list(const Session& session) {
+  nb::list out;
+  for (uint32_t rank = 0; rank < session.shape().world; ++rank) {
+    uint64_t writes = 0, bytes = 0, signals = 0;
+    for (const auto& proxy : session.proxies()) {
+      writes += proxy->destinations()[rank].writes.get();
+      bytes += proxy->destinations()[rank].bytes.get();
+      signals += proxy->destinations()[rank].signals.get();
+    }
+    if (writes + bytes + signals == 0) continue;
+    nb::dict row;
+    row["rank"] = rank;
+    row["node"] = session.node_of(rank);
+    row["transport"] = session.is_local(rank) ? "loopback" : "libfabric";
+    row["writes"] = writes;
+    row["bytes"] = bytes;
+    row["signals"] = signals;
+    out.append(row);
+  }
+  return out;
+}
+
+nb::dict session_dict(const Session& session) {
+  nb::dict out;
+  nb::list rings, proxies;
+  for (const auto& ring : session.rings()) rings.append(ring_dict(*ring));
+  for (const auto& proxy : session.proxies()) proxies.append(proxy_dict(*proxy));
+  out["group"] = session.group();
+  out["rank"] = session.shape().rank;
+  out["rings"] = rings;
+  out["destinations"] = destination_list(session);
+  out["proxies"] = proxies;
+  return out;
+}
+
+nb::dict barrier_dict(const BarrierStats* stats) {
+  nb::dict phases, stragglers, out;
+  out["phases"] = phases;
+  out["stragglers"] = stragglers;
+  if (stats == nullptr) return out;
+  for (size_t i = 0; i < kPhaseNames.size(); ++i) {
+    const Histogram::Snapshot at = stats->phase(static_cast<Phase>(i)).snapshot();
+    nb::dict phase;
+    phase["count"] = at.count;
+    phase["sum_ns"] = at.sum_ns;
+    phase["min_ns"] = at.min_ns;
+    phase["max_ns"] = at.max_ns;
+    phase["zero_count"] = at.zero_count;
+    phase["scale"] = at.scale;
+    phase["offset"] = at.offset;
+    phase["buckets"] = nb::cast(at.buckets);
+    phases[kPhaseNames[i]] = phase;
+  }
+  for (uint32_t rank = 0; rank < kMaxRanks; ++rank) {
+    if (const uint64_t n = stats->stragglers(rank); n != 0) stragglers[nb::int_(rank)] = n;
+  }
+  return out;
+}
+
+void bind_session(nb::module_& module) {
+  nb::class_<RegionInfo>(module, "RegionInfo")
+      .def_ro("region", &RegionInfo::region)
+      .def_ro("offset", &RegionInfo::offset)
+      .def_ro("bytes", &RegionInfo::bytes);
+  nb::class_<RemoteRank>(module, "RemoteRank")
+      .def("__init__",
+           [](RemoteRank* self, uint32_t rank, uint32_t node, const nb::bytes& blob) {
+             new (self) RemoteRank{rank, node, from_bytes(blob)};
+           },
+           "rank"_a, "node"_a, "blob"_a)
+      .def_ro("rank", &RemoteRank::rank)
+      .def_ro("node", &RemoteRank::node)
+      .def_prop_ro("blob", [](const RemoteRank& self) { return to_bytes(self.blob); });
+  nb::class_<Session>(module, "Session")
+      .def_prop_ro("rank", [](const Session& self) { return self.shape().rank; })
+      .def_prop_ro("group", &Session::group)
+      .def_prop_ro("pod_fd", [](const Session& self) { return self.segments().pod_fd(); })
+      .def_prop_ro("agent_fd", [](const Session& self) { return self.segments().agent_fd(); })
+      .def_prop_ro("region_bytes", &Session::region_bytes)
+      .def("register_memfd", &Session::register_memfd, "fd"_a, "bytes"_a, Unlocked())
+      .def("describe", [](const Session& self) { return to_bytes(encode(self.describe())); })
+      .def("endpoints",
+           [](const Session& self) {
+             nb::list out;
+             for (const auto& proxy : self.proxies()) {
+               if (!proxy->address().empty()) out.append(to_bytes(proxy->address()));
+             }
+             return out;
+           })
+      .def("drain", [](const Session& self, uint64_t ms) { return self.drain(ms * kMs); }, "timeout_ms"_a,
+           Unlocked())
+      .def("counters", &session_dict)
+      .def("close", [](Session& self, uint64_t ms) { self.close(ms * kMs); }, "timeout_ms"_a = 5000,
+           Unlocked());
+}
+
+void bind_core(nb::module_& module) {
+  nb::class_<Event>(module, "Event")
+      .def_ro("kind", &Event::kind)
+      .def_ro("group", &Event::group)
+      .def_ro("rank", &Event::rank)
+      .def_ro("ranks", &Event::ranks)
+      .def_ro("detail", &Event::detail);
+  nb::class_<Core>(module, "Core")
+      .def("__init__",
+           [](Core* self, const std::string& address, const std::string& provider, uint32_t drain_batch,
+              uint32_t max_inflight, uint64_t max_inflight_bytes, const std::string& idle,
+              int histogram_scale, uint64_t stall_ms, uint64_t connect_ms) {
+             new (self) Core({address,
+                              provider,
+                              drain_batch,
+                              {max_inflight, max_inflight_bytes, stall_ms * kMs},
+                              idle,
+                              histogram_scale,
+                              connect_ms * kMs});
+           },
+           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
+           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
+           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000, Unlocked())
+      .def("open_session",
+           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings, uint32_t depth,
+              uint32_t signals, const std::vector<int>& cpus, uint64_t quota) {
+             return self.open_session({group, {rank, world, rings, depth, signals}, cpus, quota});
+           },
+           nb::kw_only(), "group"_a, "rank"_a, "world"_a, "rings"_a, "depth"_a, "signals"_a, "cpus"_a,
+           "quota_bytes"_a = kMaxRankBytes, Unlocked())
+      .def("open_epoch",
+           [](Core& self, uint64_t group, uint32_t epoch, const std::vector<std::shared_ptr<Session>>& local,
+              const std::vector<RemoteRank>& remote, uint32_t leader,
+              const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms) {
+             self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes}, local, remote);
+           },
+           "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a, "barrier_timeout_ms"_a,
+           Unlocked())
+      .def("start_epoch", &Core::start_epoch, "group"_a, Unlocked())
+      .def("fail_epoch", &Core::fail_epoch, "group"_a, "reason"_a, Unlocked())
+      .def("rank_left", &Core::rank_left, "group"_a, "rank"_a, Unlocked())
+      .def("close_epoch", &Core::close_epoch, "group"_a, Unlocked())
+      .def("failure", &Core::failure, "group"_a, Unlocked())
+      .def("events", [](Core& self) { return self.events().take(); })
+      .def("event_fd", [](Core& self) { return self.events().fd(); })
+      .def("counters",
+           [](Core& self) {
+             nb::list out;
+             for (const auto& session : self.sessions()) out.append(session_dict(*session));
+             return out;
+           })
+      .def("barrier_stats",
+           [](Core& self, uint64_t group) { return barrier_dict(self.barrier_stats(group).get()); }, "group"_a)
+      .def("forget_group", &Core::forget_group, "group"_a)
+      .def("close", &Core::close, Unlocked());
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::exception<NativeError>(module, "NativeError", PyExc_RuntimeError);
+  module.def("layout", &layout_dict, "rings"_a, "depth"_a, "signals"_a, "world"_a);
+  bind_session(module);
+  bind_core(module);
+}

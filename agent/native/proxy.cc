@@ -1,0 +1,190 @@
+// A proxy thread's life: pin, open the endpoint, run the loop, end. And how other threads talk to it.
+#include "proxy.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <ctime>
+
+#include "loop.h"
+#include "loop_commands.h"
+#include "loop_turn.h"
+
+namespace epfabric::agent {
+namespace {
+
+constexpr auto kStartLimit = std::chrono::seconds(10);
+
+std::chrono::nanoseconds nanoseconds(uint64_t ns) { return std::chrono::nanoseconds(ns); }
+
+}  // namespace
+
+Proxy::Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& settings,
+             const Segments& segments, const std::vector<Region>& regions,
+             std::vector<std::unique_ptr<Ring>>& rings)
+    : index_(index),
+      proxies_(proxies),
+      cpu_(cpu),
+      settings_(settings),
+      segments_(segments),
+      regions_(regions),
+      rings_(rings),
+      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      destinations_(segments.shape().world) {
+  if (wake_fd_.get() < 0) throw system_error("eventfd failed");
+  thread_ = std::thread([this] { main(); });
+  std::unique_lock lock(mutex_);
+  const bool known = changed_.wait_for(lock, kStartLimit, [this] { return ready_ || ended_; });
+  std::string error = start_error_;
+  if (!known) error = "a proxy did not start within 10 s";
+  lock.unlock();
+  if (error.empty()) return;
+  ask_stop();
+  thread_.join();
+  throw NativeError(error);
+}
+
+Proxy::~Proxy() {
+  ask_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Proxy::main() {
+  std::string error;
+  try {
+    pin();
+    if (settings_.fabric != nullptr) {
+      LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_, settings_.limits, count_);
+      address_ = remote.address();
+      mailbox_ = remote.mailbox();
+      serve(remote);
+    } else {
+      NoRemote remote;
+      serve(remote);
+    }
+  } catch (const NativeError& failed) {
+    error = failed.what();
+  }
+  settle_.store((settle_.load(std::memory_order_relaxed) | 1) + 1, std::memory_order_release);
+  const std::lock_guard lock(mutex_);
+  start_error_ = error;
+  ended_ = true;
+  if (request_ != nullptr) {
+    request_->error = "the proxy has ended";
+    answered_ = true;
+  }
+  changed_.notify_all();
+}
+
+template <class Remote>
+void Proxy::serve(Remote& remote) {
+  Loop<Remote> loop(*this, remote);
+  {
+    const std::lock_guard lock(mutex_);
+    ready_ = true;
+    changed_.notify_all();
+  }
+  loop.run();
+}
+
+// By the thread itself, so that its memory comes from the right node.
+void Proxy::pin() {
+  const std::string name = "epf-proxy-" + std::to_string(index_);
+  ::pthread_setname_np(::pthread_self(), name.c_str());
+  ::prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // or a sleep of 5 µs takes 55
+  if (cpu_ < 0) return;
+  if (cpu_ >= CPU_SETSIZE) throw NativeError("there is no CPU " + std::to_string(cpu_));
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<size_t>(cpu_), &set);
+  if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set); error != 0) {
+    throw system_error("a proxy cannot be pinned to CPU " + std::to_string(cpu_) +
+                           " (choose one of the agent's cpuset)",
+                       error);
+  }
+}
+
+void Proxy::run(Request& request, uint64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  if (ended_) throw NativeError("the session's proxies have ended: open a new session");
+  request_ = &request;
+  answered_ = false;
+  asked_.store(true, std::memory_order_release);  // partner: Loop::turn()
+  wake();
+  const bool done = changed_.wait_for(lock, nanoseconds(timeout_ns), [this] { return answered_; });
+  asked_.store(false, std::memory_order_relaxed);
+  request_ = nullptr;
+  if (!done) throw NativeError("a proxy did not answer in time: the machine is overloaded");
+  if (!request.error.empty()) throw NativeError(request.error);
+}
+
+// On the thread: the lock is held until answer(), so that a caller who gives up does not pull it away.
+Request* Proxy::pending_request() {
+  mutex_.lock();
+  if (request_ != nullptr && !answered_) return request_;
+  mutex_.unlock();
+  return nullptr;
+}
+
+void Proxy::answer() {
+  answered_ = true;
+  asked_.store(false, std::memory_order_relaxed);
+  mutex_.unlock();
+  changed_.notify_all();
+}
+
+void Proxy::ask_stop() {
+  stop_.store(true, std::memory_order_release);
+  wake();
+}
+
+bool Proxy::join(uint64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, nanoseconds(timeout_ns), [this] { return ended_; })) return false;
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+  return true;
+}
+
+bool Proxy::pass(uint64_t timeout_ns) const {
+  const uint64_t begin = platform::clock_ns();
+  const uint64_t turn = turns_.load(std::memory_order_seq_cst);  // partner: Loop::turn()
+  while (turns_.load(std::memory_order_seq_cst) == turn) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_) return true;
+    }
+    if (platform::clock_ns() - begin > timeout_ns) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+std::string Proxy::unreachable() const {
+  const std::lock_guard lock(mutex_);
+  return unreachable_;
+}
+
+void Proxy::wake() {
+  if (!blocked_.load(std::memory_order_seq_cst) && !stop_.load(std::memory_order_relaxed) &&
+      !asked_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const uint64_t one = 1;
+  (void)!::write(wake_fd_.get(), &one, sizeof(one));
+}
+
+void Proxy::block(uint64_t at_most_ns) {
+  blocked_.store(true, std::memory_order_seq_cst);
+  pollfd wait{wake_fd_.get(), POLLIN, 0};
+  const timespec limit{0, static_cast<long>(at_most_ns)};
+  if (::ppoll(&wait, 1, &limit, nullptr) > 0) {
+    uint64_t ignored;
+    (void)!::read(wake_fd_.get(), &ignored, sizeof(ignored));
+  }
+  blocked_.store(false, std::memory_order_seq_cst);
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,111 @@
+// A proxy thread and what others may ask of it: it serves some rings of one session, alone on its core. The
+// thread runs the loop of loop.h, over the transport that was chosen when it started. Made by Session.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "idle.h"
+#include "libfabric_transport.h"
+#include "ring.h"
+
+namespace epfabric::agent {
+
+struct ProxySettings {
+  uint32_t drain_batch = 32;
+  IdleMode idle = IdleMode::kAdaptive;
+  Limits limits;
+  const Fabric* fabric = nullptr;  // nullptr: same node only
+};
+
+// Something that only the proxy's own thread may do.
+struct Request {
+  enum class Kind : uint8_t { kAddRegion, kOpenEpoch } kind = Kind::kAddRegion;
+  const Region* region = nullptr;
+  std::shared_ptr<Epoch> epoch;
+  RemoteKey key;      // answer
+  std::string error;  // answer; empty = done
+};
+
+class Proxy {
+ public:
+  // Starts the thread and waits for its endpoint. `rings` are the session's; this proxy serves those with
+  // index % proxies == index. Throws NativeError.
+  Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& settings, const Segments& segments,
+        const std::vector<Region>& regions, std::vector<std::unique_ptr<Ring>>& rings);
+  ~Proxy();
+
+  // Runs `request` on the thread. Throws NativeError when it fails or takes longer than the bound.
+  void run(Request& request, uint64_t timeout_ns = 5'000'000'000);
+  // Asks the thread to end; join() waits. After that no memory of the session is touched.
+  void ask_stop();
+  bool join(uint64_t timeout_ns);
+
+  // Waits until the thread has begun a new turn, so that it has seen what was stored before the call.
+  bool pass(uint64_t timeout_ns) const;
+  void wake();
+
+  // Even: no completion is waiting to be handled. Grows with each turn that ends so.
+  uint64_t settle_mark() const { return settle_.load(std::memory_order_acquire); }
+  // Links that are not connected yet; kUnknown before the thread looked.
+  static constexpr uint64_t kUnknown = ~uint64_t{0};
+  uint64_t unconnected() const { return unconnected_.load(std::memory_order_acquire); }
+  std::string unreachable() const;
+
+  uint32_t index() const { return index_; }
+  int cpu() const { return cpu_; }
+  const std::vector<std::byte>& address() const { return address_; }
+  RemoteKey mailbox() const { return mailbox_; }
+  const ProxyCount& count() const { return count_; }
+  const std::vector<DestinationCount>& destinations() const { return destinations_; }
+
+ private:
+  template <class Remote>
+  friend class Loop;
+
+  void main();
+  template <class Remote>
+  void serve(Remote& remote);
+  void pin();
+  void announce(const std::string& error);
+  Request* pending_request();
+  void answer();
+  void block(uint64_t at_most_ns);
+
+  const uint32_t index_;
+  const uint32_t proxies_;
+  const int cpu_;
+  const ProxySettings settings_;
+  const Segments& segments_;
+  const std::vector<Region>& regions_;
+  std::vector<std::unique_ptr<Ring>>& rings_;
+  FileDescriptor wake_fd_;
+
+  std::vector<std::byte> address_;
+  RemoteKey mailbox_;
+  ProxyCount count_;
+  std::vector<DestinationCount> destinations_;  // by rank
+
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> blocked_{false};
+  std::atomic<uint64_t> settle_{0};
+  std::atomic<uint64_t> turns_{0};
+  std::atomic<uint64_t> unconnected_{kUnknown};
+
+  mutable std::mutex mutex_;  // the five below
+  std::condition_variable changed_;
+  bool ready_ = false;
+  bool ended_ = false;
+  std::string start_error_;
+  std::string unreachable_;
+  Request* request_ = nullptr;
+  bool answered_ = false;
+  std::atomic<bool> asked_{false};
+  std::thread thread_;
+};
+
+}  // namespace epfabric::agent

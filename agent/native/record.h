@@ -1,0 +1,82 @@
+// The control record (32 bytes) that agents write into each other's mailboxes, and the immediate that comes
+// with it. Pure: packing, unpacking and validation. Used by mailbox.h and the proxies.
+#pragma once
+
+#include <cstdint>
+
+namespace epfabric::agent {
+
+enum class RecordKind : uint8_t {
+  kInvalid = 0,
+  kSignal = 1,   // value: what the signal word now is
+  kArrive = 2,   // value: barrier number; extra: the node's last rank
+  kRelease = 3,  // value: barrier number
+  kCredit = 4,   // nothing but `consumed`
+  kPresent = 5,  // value: barrier number; extra: bit mask of the node's ranks that have entered
+};
+
+struct ControlRecord {
+  RecordKind kind = RecordKind::kInvalid;
+  uint8_t ring = 0;
+  uint16_t index = 0;        // signal word
+  uint16_t source = 0;       // rank
+  uint16_t destination = 0;  // rank
+  uint32_t epoch = 0;
+  uint32_t consumed = 0;     // records of the other direction taken so far, modulo 2^32
+  uint64_t value = 0;
+  uint64_t extra = 0;
+};
+static_assert(sizeof(ControlRecord) == 32);
+
+// Immediate: type 4 | domain 12 | sequence 16. The domain is the receiver's name for the sender.
+inline constexpr uint32_t kImmControl = 1;
+inline constexpr uint32_t kMaxDomains = 1u << 12;
+
+struct Imm {
+  uint32_t type;
+  uint32_t domain;
+  uint16_t sequence;
+};
+
+constexpr uint32_t pack_imm(const Imm& imm) {
+  return (imm.type << 28) | ((imm.domain & (kMaxDomains - 1)) << 16) | imm.sequence;
+}
+constexpr Imm unpack_imm(uint64_t data) {
+  return {static_cast<uint32_t>(data >> 28) & 15u, static_cast<uint32_t>(data >> 16) & (kMaxDomains - 1),
+          static_cast<uint16_t>(data)};
+}
+
+// What a receiving proxy knows about the sender that a record must agree with.
+struct RecordView {
+  uint32_t epoch;
+  uint32_t source;            // rank at the other end
+  uint32_t destination;       // own rank
+  uint32_t rings;
+  uint32_t signals;
+  uint32_t source_proxies;    // ring r of the source is served by its proxy r % source_proxies
+  uint32_t source_proxy;
+};
+
+// Why a record is unacceptable, or nullptr. A bad record fails the group and touches no memory.
+constexpr const char* fault_of(const ControlRecord& record, const RecordView& view) {
+  if (record.epoch != view.epoch) return "another epoch";
+  if (record.source != view.source) return "a source rank that is not at that peer";
+  if (record.destination != view.destination) return "a destination rank that is not here";
+  switch (record.kind) {
+    case RecordKind::kSignal:
+      if (record.ring >= view.rings) return "a ring that does not exist";
+      if (record.ring % view.source_proxies != view.source_proxy) return "a ring of another proxy";
+      if (record.index >= view.signals) return "a signal word that does not exist";
+      if (record.value == 0) return "a signal word that would not grow";
+      return nullptr;
+    case RecordKind::kArrive:
+    case RecordKind::kRelease:
+    case RecordKind::kCredit:
+    case RecordKind::kPresent:
+      return nullptr;
+    default:
+      return "an unknown kind";
+  }
+}
+
+}  // namespace epfabric::agent

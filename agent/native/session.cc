@@ -1,0 +1,153 @@
+// A session's life: open, register, join an epoch, drain, close.
+#include "session.h"
+
+#include <chrono>
+
+namespace epfabric::agent {
+namespace {
+
+uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); }
+
+}  // namespace
+
+Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
+    : group_(settings.group),
+      quota_bytes_(settings.quota_bytes),
+      segments_(settings.shape),
+      keys_(settings.cpus.size()) {
+  const auto count = static_cast<uint32_t>(settings.cpus.size());
+  if (count == 0 || count > kMaxProxies || count > settings.shape.rings) {
+    throw NativeError("a session has 1-" + std::to_string(kMaxProxies) +
+                      " proxies and at most one per ring, not " + std::to_string(count));
+  }
+  regions_.reserve(kMaxRegions);
+  for (uint32_t r = 0; r < settings.shape.rings; ++r) {
+    rings_.push_back(
+        std::make_unique<Ring>(r, segments_.slots(r), segments_.counters(r), settings.shape.depth));
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    proxies_.push_back(
+        std::make_unique<Proxy>(i, count, settings.cpus[i], proxies, segments_, regions_, rings_));
+  }
+}
+
+Session::~Session() {
+  for (const auto& proxy : proxies_) proxy->ask_stop();
+}
+
+void Session::require_open() const {
+  if (closed_) throw NativeError("the session of rank " + std::to_string(shape().rank) + " is closed");
+}
+
+RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
+  require_open();
+  if (epoch_) throw NativeError("regions are registered before the group's epoch opens");
+  if (regions_.size() == kMaxRegions) {
+    throw NativeError("a rank has at most " + std::to_string(kMaxRegions) + " regions: use larger ones");
+  }
+  const uint64_t offset = align_region(region_bytes());
+  uint64_t used = 0;
+  for (const Region& region : regions_) used += region.memory.bytes();
+  if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
+    throw NativeError("the region of " + std::to_string(bytes) + " bytes is over the session's quota of " +
+                      std::to_string(quota_bytes_) + " bytes (" + std::to_string(used) +
+                      " in use): register less, or ask for a larger spec.memory");
+  }
+  if (offset > kMaxRankBytes || bytes > kMaxRankBytes - offset) {
+    throw NativeError("a rank's regions end below 64 GiB: register less");
+  }
+  regions_.push_back(map_region(fd, bytes, offset));
+  for (const auto& proxy : proxies_) {
+    Request request;
+    request.kind = Request::Kind::kAddRegion;
+    request.region = &regions_.back();
+    proxy->run(request);
+    keys_[proxy->index()].push_back(request.key);
+  }
+  return {static_cast<uint32_t>(regions_.size() - 1), offset, bytes};
+}
+
+SessionBlob Session::describe() const {
+  require_open();
+  SessionBlob blob;
+  blob.rank = shape().rank;
+  blob.world = shape().world;
+  blob.rings = shape().rings;
+  blob.signals = shape().signals;
+  for (const Region& region : regions_) blob.regions.push_back(region.extent);
+  for (const auto& proxy : proxies_) {
+    blob.proxies.push_back({proxy->address(), proxy->mailbox(), keys_[proxy->index()]});
+  }
+  return blob;
+}
+
+bool Session::drain(uint64_t timeout_ns) const {
+  const uint64_t begin = platform::clock_ns();
+  for (;;) {
+    require_open();
+    bool idle = true;
+    for (const auto& ring : rings_) idle = idle && ring->idle();
+    if (idle) return true;
+    if (platform::clock_ns() - begin > timeout_ns) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
+  require_open();
+  if (epoch_) throw NativeError("a session takes part in one epoch only: open a new session");
+  epoch_ = epoch;
+  for (uint32_t rank = 0; rank < epoch->world(); ++rank) nodes_.push_back(epoch->node_of(rank));
+  platform::store_release(&segments_.header()->epoch, epoch->plan().epoch);
+  for (const auto& proxy : proxies_) {
+    Request request;
+    request.kind = Request::Kind::kOpenEpoch;
+    request.epoch = epoch;
+    proxy->run(request);
+  }
+}
+
+uint64_t Session::unconnected() const {
+  uint64_t out = 0;
+  for (const auto& proxy : proxies_) {
+    if (proxy->unconnected() == Proxy::kUnknown) return Proxy::kUnknown;
+    out += proxy->unconnected();
+  }
+  return out;
+}
+
+std::string Session::unreachable() const {
+  for (const auto& proxy : proxies_) {
+    if (proxy->unconnected() != 0) return proxy->unreachable();
+  }
+  return "";
+}
+
+void Session::stop(uint64_t timeout_ns) {
+  for (const auto& proxy : proxies_) proxy->ask_stop();
+  for (const auto& proxy : proxies_) {
+    if (!proxy->join(timeout_ns)) {
+      throw NativeError("proxy " + std::to_string(proxy->index()) + " of rank " +
+                        std::to_string(shape().rank) + " did not end in time: the machine is overloaded");
+    }
+  }
+}
+
+void Session::close(uint64_t timeout_ns) {
+  if (closed_) return;
+  if (epoch_) epoch_->leave(shape().rank);
+  stop(timeout_ns);
+  if (epoch_) {
+    // Local peers may be in the middle of a copy into this session's regions.
+    for (const Proxy* proxy : epoch_->proxies()) {
+      if (!proxy->pass(timeout_ns)) throw NativeError("a local proxy did not let go of the session in time");
+    }
+    epoch_->forget(this);
+  }
+  closed_ = true;
+  regions_.clear();
+  segments_.close();
+  epoch_.reset();
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,74 @@
+// One rank of one pod: its segments, regions, rings and proxies. Made by Core::open_session(), driven from
+// Python through module.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proxy.h"
+
+namespace epfabric::agent {
+
+struct RegionInfo {
+  uint32_t region;
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+struct SessionSettings {
+  uint64_t group = 0;
+  Shape shape{};
+  std::vector<int> cpus;
+  uint64_t quota_bytes = kMaxRankBytes;
+};
+
+class Session {
+ public:
+  Session(const SessionSettings& settings, const ProxySettings& proxies);
+  ~Session();
+  Session(const Session&) = delete;
+
+  RegionInfo register_memfd(int fd, uint64_t bytes);
+  SessionBlob describe() const;
+  // Waits until nothing is visible or outstanding on any ring.
+  bool drain(uint64_t timeout_ns) const;
+
+  // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped then).
+  void stop(uint64_t timeout_ns);
+  // The other local proxies no longer write here either; unmaps everything. Idempotent.
+  void close(uint64_t timeout_ns);
+  bool closed() const { return closed_; }
+
+  void join_epoch(const std::shared_ptr<Epoch>& epoch);
+  // Links that are not connected yet, and one of them by name.
+  uint64_t unconnected() const;
+  std::string unreachable() const;
+
+  uint64_t group() const { return group_; }
+  const Shape& shape() const { return segments_.shape(); }
+  const Segments& segments() const { return segments_; }
+  const std::vector<Region>& regions() const { return regions_; }
+  const std::vector<std::unique_ptr<Proxy>>& proxies() const { return proxies_; }
+  const std::vector<std::unique_ptr<Ring>>& rings() const { return rings_; }
+  const std::shared_ptr<Epoch>& epoch() const { return epoch_; }
+  uint64_t region_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
+  uint32_t node_of(uint32_t rank) const { return nodes_.empty() ? 0 : nodes_[rank]; }
+  bool is_local(uint32_t rank) const { return !nodes_.empty() && nodes_[rank] == nodes_[shape().rank]; }
+
+ private:
+  void require_open() const;
+
+  const uint64_t group_;
+  const uint64_t quota_bytes_;
+  Segments segments_;
+  std::vector<Region> regions_;  // never reallocates: proxies point into it
+  std::vector<std::unique_ptr<Ring>> rings_;
+  std::vector<std::vector<RemoteKey>> keys_;  // by proxy, by region
+  std::vector<std::unique_ptr<Proxy>> proxies_;
+  std::shared_ptr<Epoch> epoch_;
+  std::vector<uint32_t> nodes_;  // by rank, once in an epoch
+  bool closed_ = false;
+};
+
+}  // namespace epfabric::agent

@@ -1,0 +1,46 @@
+// The seam between a proxy and what moves its bytes: a compile-time concept, so that the loop is monomorphic.
+// loopback_transport.h and libfabric_transport.h satisfy it; loop.h is written against it.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "record.h"
+
+namespace epfabric::agent {
+
+class Ring;
+
+// The next part of a WRITE; offsets in bytes, already checked to lie in the regions that are named.
+struct WritePart {
+  Ring* ring;
+  uint32_t rank;
+  uint8_t source_region;
+  uint8_t destination_region;
+  uint64_t source;
+  uint64_t destination;
+  uint64_t bytes;
+};
+
+// A signal word's new value.
+struct SignalPart {
+  Ring* ring;
+  uint32_t rank;
+  uint32_t index;
+  uint64_t value;
+};
+
+// What became of a part: `bytes` of it are under way (0 = busy, try again); `pending`: the ring's part_done()
+// will be called for it. A signal counts as one byte.
+struct Posted {
+  uint64_t bytes = 0;
+  bool pending = false;
+};
+
+template <class T>
+concept Transport = requires(T transport, const WritePart& write, const SignalPart& signal) {
+  { transport.write(write) } -> std::same_as<Posted>;
+  { transport.signal(signal) } -> std::same_as<Posted>;
+};
+
+}  // namespace epfabric::agent
