@@ -58,40 +58,33 @@ class Ring:
             )
         if (signal is None) != (advance == 0):
             raise ValueError("signal and advance go together: give both or neither")
-        fields = command.Write(
-            rank=dst_rank,
-            source=src_offset // OFFSET_UNIT,
-            destination=dst_offset // OFFSET_UNIT,
-            units=nbytes // OFFSET_UNIT,
-            signal=signal or 0,
-            advance=advance,
+        fields = (
+            dst_rank,
+            src_offset // OFFSET_UNIT,
+            dst_offset // OFFSET_UNIT,
+            nbytes // OFFSET_UNIT,
+            signal or 0,
+            advance,
         )
-        return self._write(fields)
-
-    def _write(self, f: command.Write) -> int:
         native = self._native
         try:
-            status, ticket = native.write(
-                f.rank, f.source, f.destination, f.units, f.signal, f.advance, _FIRST_TRY_NS
-            )
+            status, ticket = native.write(*fields, _FIRST_TRY_NS)
         except (TypeError, ValueError):
-            command.pack_write(f)  # names the field that does not fit
+            _name_misfit(*fields)
             raise
-        if status:
-            ticket = self._when_room(
-                lambda ns: native.write(
-                    f.rank, f.source, f.destination, f.units, f.signal, f.advance, ns
-                )
-            )
-        return ticket
+        return ticket if not status else self._when_room(lambda ns: native.write(*fields, ns))
 
     def signal(self, dst_rank: int, index: int, advance: int = 1) -> int:
         """Lets a signal word at dst_rank grow, after this ring's earlier writes to that rank."""
+        native = self._native
         try:
-            return self._when_room(lambda ns: self._native.signal(dst_rank, index, advance, ns))
+            status, ticket = native.signal(dst_rank, index, advance, _FIRST_TRY_NS)
         except (TypeError, ValueError):
-            command.pack_signal(dst_rank, index, advance)
+            command.pack_signal(dst_rank, index, advance)  # names the field that does not fit
             raise
+        if status:
+            ticket = self._when_room(lambda ns: native.signal(dst_rank, index, advance, ns))
+        return ticket
 
     def drain(self) -> int:
         """Pushes a DRAIN: completed once all earlier writes are readable at their targets."""
@@ -174,3 +167,19 @@ class Ring:
 
     def _room(self) -> str:
         return f"room in ring {self.index} (its proxy takes no commands)"
+
+
+def _name_misfit(
+    rank: int, source: int, destination: int, units: int, signal: int, advance: int
+) -> None:
+    """Raises ValueError that names the field of a WRITE that does not fit."""
+    command.pack_write(
+        command.Write(
+            rank=rank,
+            source=source,
+            destination=destination,
+            units=units,
+            signal=signal,
+            advance=advance,
+        )
+    )
