@@ -1,1 +1,1 @@
-"""Package marker."""
+"""EPFabric's operator: turns EPFabric resources into labelled nodes, agents and status."""

@@ -1,0 +1,96 @@
+"""Command line and environment of `epfabric-operator`; used by main.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from epfabric_crds import names
+
+EPILOG = """\
+exit codes:
+  0  stopped by a signal
+  1  a fault of the operator itself; the log has the traceback
+  2  wrong command line
+  3  lost the Lease to another operator; start again
+  4  no access to the cluster, or its CRDs are missing
+"""
+
+
+@dataclass(frozen=True)
+class Config:
+    agent_image: str
+    namespace: str
+    kubeconfig: str | None
+    resync_seconds: float
+    log_format: str
+    log_level: str
+    health_port: int
+    identity: str
+
+
+def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = None) -> Config:
+    """Exits with code 2 and a sentence when something is wrong or missing."""
+    env = os.environ if environ is None else environ
+    parser = argparse.ArgumentParser(
+        prog="epfabric-operator",
+        description="Reconciles EPFabric resources: labels nodes, runs agents, reports status.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--agent-image",
+        default=env.get("EPFABRIC_AGENT_IMAGE"),
+        help="image of the agents' DaemonSets (env EPFABRIC_AGENT_IMAGE)",
+    )
+    parser.add_argument(
+        "--namespace",
+        default=env.get("EPFABRIC_NAMESPACE", names.NAMESPACE),
+        help=f"where agents run and Leases lie (env EPFABRIC_NAMESPACE, default {names.NAMESPACE})",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        default=env.get("KUBECONFIG") or None,
+        help="kubeconfig; without it the pod's service account (env KUBECONFIG)",
+    )
+    parser.add_argument(
+        "--resync-seconds",
+        type=_positive,
+        default=env.get("EPFABRIC_RESYNC_SECONDS", "10"),
+        help="how often everything is looked at again, silent agents among it (default 10)",
+    )
+    parser.add_argument("--log-format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], default="info"
+    )
+    parser.add_argument(
+        "--health-port",
+        type=_port,
+        default=env.get("EPFABRIC_HEALTH_PORT", "8080"),
+        help="port of /healthz and /readyz; 0 takes a free one and logs it (default 8080)",
+    )
+    given = parser.parse_args(arguments)
+    if not given.agent_image:
+        parser.error("--agent-image or EPFABRIC_AGENT_IMAGE must name the agents' image")
+    pod = env.get("POD_NAME") or socket.gethostname()
+    return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)

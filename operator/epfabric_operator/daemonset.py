@@ -1,0 +1,126 @@
+"""The DaemonSets of a fabric's agents; pure, used by the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epfabric_crds import EPFabric, names
+from epfabric_crds.fabric import AgentPool
+
+from epfabric_operator.assignment import POOL_LABEL
+
+AGENT_PORT = 7470
+
+
+def daemonsets(fabric: EPFabric, image: str, namespace: str) -> list[dict[str, Any]]:
+    """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
+    pools: list[AgentPool | None] = [*fabric.spec.agent.pools] or [None]
+    return [_daemonset(fabric, pool, image, namespace) for pool in pools]
+
+
+def _daemonset(
+    fabric: EPFabric, pool: AgentPool | None, image: str, namespace: str
+) -> dict[str, Any]:
+    name = names.agent_daemonset(fabric.metadata.name, pool.name if pool else None)
+    labels = {
+        "app.kubernetes.io/name": "epfabric-agent",
+        names.FABRIC_LABEL: fabric.metadata.name,
+        **({POOL_LABEL: pool.name} if pool else {}),
+    }
+    update = fabric.spec.update
+    strategy: dict[str, Any] = {"type": update.strategy}
+    if update.strategy == "RollingUpdate":
+        strategy["rollingUpdate"] = {"maxUnavailable": update.max_unavailable}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": strategy,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": _pod(fabric, pool, image),
+            },
+        },
+    }
+
+
+def _pod(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str, Any]:
+    selector = {names.FABRIC_LABEL: fabric.metadata.name}
+    if pool:
+        # The operator labels each node with its one pool, so that pools never overlap.
+        selector[POOL_LABEL] = pool.name
+    volumes: list[dict[str, Any]] = [
+        {"name": "state", "hostPath": {"path": names.STATE_DIR, "type": "DirectoryOrCreate"}}
+    ]
+    if pool and pool.hugepages:
+        medium = f"HugePages-{pool.hugepages.page_size}"
+        volumes.append({"name": "hugepages", "emptyDir": {"medium": medium}})
+    return {
+        "serviceAccountName": names.AGENT_ACCOUNT,
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "priorityClassName": "system-node-critical",
+        "terminationGracePeriodSeconds": 30,
+        "nodeSelector": selector,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [_container(fabric, pool, image)],
+        "volumes": volumes,
+    }
+
+
+def _container(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": "agent",
+        "image": image,
+        "command": ["epfabric-agent"],
+        "args": [
+            "--node=$(NODE_NAME)",
+            "--address=$(HOST_IP)",
+            f"--fabric={fabric.metadata.name}",
+            f"--state-dir={names.STATE_DIR}",
+        ],
+        "env": [
+            _field("NODE_NAME", "spec.nodeName"),
+            _field("HOST_IP", "status.hostIP"),
+            _field("POD_NAME", "metadata.name"),
+            _field("POD_UID", "metadata.uid"),
+        ],
+        "ports": [{"name": "grpc", "containerPort": AGENT_PORT, "protocol": "TCP"}],
+        # Root, to make sockets in folders that are mounted into pods; no capability but the one
+        # that registered memory needs.
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [{"name": "state", "mountPath": names.STATE_DIR}],
+    }
+    if fabric.spec.telemetry.endpoint:
+        container["env"].append(
+            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": fabric.spec.telemetry.endpoint}
+        )
+    resources = _resources(pool)
+    if resources:
+        container["resources"] = resources
+    if pool and pool.hugepages:
+        container["volumeMounts"].append({"name": "hugepages", "mountPath": "/dev/hugepages"})
+    return container
+
+
+def _resources(pool: AgentPool | None) -> dict[str, Any]:
+    if pool is None:
+        return {}
+    requests = dict(pool.resources.requests) if pool.resources else {}
+    limits = dict(pool.resources.limits) if pool.resources else {}
+    if pool.hugepages:
+        limits[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.amount
+    return {k: v for k, v in (("requests", requests), ("limits", limits)) if v}
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    # apiVersion is filled in by the server; left out, every apply would look like a change.
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}

@@ -1,0 +1,78 @@
+"""The operator's one worker: takes what is due and reconciles it; a thread of main.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from epfabric_operator.kube import ApiError
+from epfabric_operator.reconcile import Reconciler, Unfinished, names_to_visit
+from epfabric_operator.signer import Signer
+from epfabric_operator.worklist import Work, Worklist
+
+log = logging.getLogger(__name__)
+EVERYTHING = Work("all")
+
+
+class Loop:
+    def __init__(
+        self,
+        worklist: Worklist,
+        reconciler: Reconciler,
+        signer: Signer,
+        resync_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worklist = worklist
+        self._reconciler = reconciler
+        self._signer = signer
+        self._resync_s = resync_s
+        self._clock = clock
+        self.beat = clock()
+
+    def run(self, stop: threading.Event) -> None:
+        resync = self._clock()
+        while not stop.is_set():
+            self.beat = self._clock()
+            if self.beat >= resync:
+                self._worklist.add(EVERYTHING, after_s=0)
+                resync = self.beat + self._resync_s
+            # A short wait, so that a stop is seen soon.
+            self.step(self._worklist.take(min(1.0, self._resync_s)))
+
+    def step(self, works: list[Work]) -> None:
+        for work in works:
+            if work.kind == "csr":
+                self._try(work, partial(self._signer.answer, work.name))
+        fabrics = [work for work in works if work.kind != "csr"]
+        if fabrics:
+            self._fabrics(fabrics)
+
+    def _fabrics(self, works: list[Work]) -> None:
+        try:
+            world = self._reconciler.observe()
+        except ApiError as error:
+            log.warning("cannot read the cluster: %s; trying again", error)
+            for work in works:
+                self._worklist.failed(work)
+            return
+        if EVERYTHING in works:
+            self._worklist.done(EVERYTHING)
+            works = [Work("fabric", name) for name in names_to_visit(world)]
+        for work in sorted(works):
+            self._try(work, partial(self._reconciler.reconcile, work.name, world))
+
+    def _try(self, work: Work, act: Callable[[], None]) -> None:
+        try:
+            act()
+            self._worklist.done(work)
+        except (ApiError, Unfinished) as error:
+            log.warning("%s %s: %s; trying again", work.kind, work.name, error)
+            self._worklist.failed(work)
+        except Exception:
+            # One object must not stop the others; the traceback is the bug report.
+            log.exception("%s %s failed; trying again", work.kind, work.name)
+            self._worklist.failed(work)

@@ -1,0 +1,78 @@
+"""Reads the cluster into a World, which the planner takes; called by reconcile.py."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+from epfabric_crds import EPFabric, EPFabricNode, MirrorError, names
+
+from epfabric_operator import paths
+from epfabric_operator.kube import METADATA_LIST, TABLE, Kube, Object
+from epfabric_operator.leaseage import LeaseAges
+from epfabric_operator.nodes import NodeCache
+from epfabric_operator.plan import MANAGED_BY
+from epfabric_operator.world import Ref, World
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    def __init__(self, kube: Kube, namespace: str, policies: bool, nodes: NodeCache) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._nodes = nodes
+        self._ages = LeaseAges()
+        self._owned = [paths.daemonsets(namespace), paths.configmaps(namespace)]
+        if policies:
+            self._owned.append(paths.BINDINGS)
+
+    def world(self) -> World:
+        """Raises ApiError: a list that could not be read must never look like an empty one."""
+        fabrics: dict[str, EPFabric] = {}
+        unreadable = set()
+        for item in self._kube.pages(paths.FABRICS)[0]:
+            item |= {"apiVersion": names.API_VERSION, "kind": "EPFabric"}
+            try:
+                fabrics[item["metadata"]["name"]] = EPFabric.from_dict(item, strict=False)
+            except MirrorError as error:
+                unreadable.add(item["metadata"]["name"])
+                log.error("epfabric/%s is left alone: %s", item["metadata"]["name"], error)
+        leases, _ = self._kube.pages(paths.leases(self._namespace))
+        return World(
+            fabrics=fabrics,
+            unreadable=frozenset(unreadable),
+            nodes=self._nodes.snapshot(),
+            epnodes={n.metadata.name: n for n in map(_epnode, self._kube.pages(paths.EPNODES)[0])},
+            lease_ages_s=self._ages.update(leases),
+            owned=self._owned_objects(),
+        )
+
+    def down(self, fabric: str) -> frozenset[str]:
+        """The fabric's nodes that are not ready, from the columns that `kubectl get` prints."""
+        query = {"labelSelector": f"{names.FABRIC_LABEL}={fabric}", "includeObject": "None"}
+        rows, _ = self._kube.pages(paths.NODES, query, accept=TABLE, key="rows")
+        return frozenset(r["cells"][0] for r in rows if not str(r["cells"][1]).startswith("Ready"))
+
+    def _owned_objects(self) -> dict[str, tuple[Ref, ...]]:
+        found: dict[str, list[Ref]] = defaultdict(list)
+        query = {"labelSelector": f"{MANAGED_BY}={names.OPERATOR_MANAGER}"}
+        for path in self._owned:
+            for item in self._kube.pages(path, query, accept=METADATA_LIST)[0]:
+                meta = item["metadata"]
+                fabric = (meta.get("labels") or {}).get(names.FABRIC_LABEL)
+                if fabric and not meta.get("deletionTimestamp"):
+                    found[fabric].append(Ref(f"{path}/{meta['name']}", meta["uid"]))
+        return {fabric: tuple(refs) for fabric, refs in found.items()}
+
+
+def _epnode(item: Object) -> EPFabricNode:
+    item |= {"apiVersion": names.API_VERSION, "kind": "EPFabricNode"}
+    try:
+        return EPFabricNode.from_dict(item, strict=False)
+    except MirrorError as error:
+        # The agent may be newer; what counts here is whose node it is.
+        log.warning("epfabricnode/%s: its status is not read: %s", item["metadata"]["name"], error)
+        spec = {k: item["spec"][k] for k in ("fabric", "nodeUid")}
+        bare = {**item, "spec": spec, "status": {}}
+        return EPFabricNode.from_dict(bare, strict=False)

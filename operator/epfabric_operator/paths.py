@@ -1,0 +1,50 @@
+"""URL paths of the API server's resources; used by the edges."""
+
+from epfabric_crds import names
+
+_API = f"/apis/{names.GROUP}/{names.VERSION}"
+FABRICS = f"{_API}/{names.FABRICS}"
+EPNODES = f"{_API}/{names.NODES}"
+NODES = "/api/v1/nodes"
+BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"
+CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+
+def fabric(name: str) -> str:
+    return f"{FABRICS}/{name}"
+
+
+def epnode(name: str) -> str:
+    return f"{EPNODES}/{name}"
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{name}"
+
+
+def binding(name: str) -> str:
+    return f"{BINDINGS}/{name}"
+
+
+def csr(name: str) -> str:
+    return f"{CSRS}/{name}"
+
+
+def daemonsets(namespace: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+
+
+def configmaps(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+def secrets(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/secrets"
+
+
+def leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def events(namespace: str) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"

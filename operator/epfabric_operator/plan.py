@@ -1,0 +1,187 @@
+"""What must exist for one fabric, and what must go; pure, called by reconcile.py.
+
+Everything that can be owned is owned by the EPFabric, so that garbage collection removes it even
+when no operator runs. Labels on nodes cannot be owned: `plan` for a fabric that is gone takes
+them away (docs/decisions/001-deletion.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from epfabric_crds import EPFabric, EPFabricNode, EPFabricNodeSpec, Settings, names, to_dict
+
+from epfabric_operator import paths
+from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
+from epfabric_operator.daemonset import daemonsets
+from epfabric_operator.world import NodeMeta, Ref, World
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    agent_image: str
+    namespace: str
+    policies: bool  # whether the API server serves MutatingAdmissionPolicyBindings
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Labels to set on a node; None takes a label away."""
+
+    node: NodeMeta
+    labels: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Apply:
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    assignment: Assignment
+    delete: tuple[Ref, ...]  # before anything is applied
+    relabel: tuple[Relabel, ...]
+    apply: tuple[Apply, ...]
+
+
+def plan(name: str, world: World, config: PlanConfig) -> Plan:
+    """The plan for the fabric `name`; for one that is gone, a plan that leaves nothing of it."""
+    assignment = assign(name, world)
+    fabric = world.live(name)
+    objects = _objects(fabric, assignment, config) if fabric else ()
+    keep = {apply.path for apply in objects}
+    stale = tuple(ref for ref in world.owned.get(name, ()) if ref.path not in keep)
+    nodes, gone = _epnodes(name, fabric, assignment, world)
+    return Plan(
+        assignment=assignment,
+        delete=(*stale, *gone),
+        relabel=_relabels(name, fabric, assignment),
+        apply=(*objects, *nodes),
+    )
+
+
+def settings_of(fabric: EPFabric) -> dict[str, Any]:
+    """What every node of the fabric is told alike, as keyword arguments of EPFabricNodeSpec."""
+    return {f.name: getattr(fabric.spec, f.name) for f in dataclasses.fields(Settings)}
+
+
+def metadata(fabric: EPFabric, name: str, namespace: str | None = None) -> dict[str, Any]:
+    """Metadata of an object that goes when the fabric goes."""
+    out: dict[str, Any] = {
+        "name": name,
+        "labels": {names.FABRIC_LABEL: fabric.metadata.name, MANAGED_BY: names.OPERATOR_MANAGER},
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": "EPFabric",
+                "name": fabric.metadata.name,
+                "uid": fabric.metadata.uid,
+                "controller": True,
+            }
+        ],
+    }
+    if namespace:
+        out["namespace"] = namespace
+    return out
+
+
+def _objects(fabric: EPFabric, assignment: Assignment, config: PlanConfig) -> tuple[Apply, ...]:
+    name, namespace = fabric.metadata.name, config.namespace
+    parameters = names.parameters_configmap(name)
+    out = [
+        Apply(
+            f"{paths.configmaps(namespace)}/{parameters}",
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": metadata(fabric, parameters, namespace),
+                "data": {"fabric": name},
+            },
+        )
+    ]
+    if config.policies:
+        out.append(_binding(fabric, parameters, namespace))
+    for body in daemonsets(fabric, config.agent_image, namespace):
+        body["metadata"] = metadata(fabric, body["metadata"]["name"], namespace)
+        out.append(Apply(f"{paths.daemonsets(namespace)}/{body['metadata']['name']}", body))
+    return tuple(out)
+
+
+def _binding(fabric: EPFabric, parameters: str, namespace: str) -> Apply:
+    binding = names.policy_binding(fabric.metadata.name)
+    return Apply(
+        paths.binding(binding),
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingAdmissionPolicyBinding",
+            "metadata": metadata(fabric, binding),
+            "spec": {
+                "policyName": names.INJECT_POLICY,
+                "paramRef": {
+                    "name": parameters,
+                    "namespace": namespace,
+                    "parameterNotFoundAction": "Allow",
+                },
+                "matchResources": {"namespaceSelector": to_dict(fabric.spec.namespace_selector)},
+            },
+        },
+    )
+
+
+def _epnodes(
+    name: str, fabric: EPFabric | None, assignment: Assignment, world: World
+) -> tuple[list[Apply], list[Ref]]:
+    wanted = {node.name: node for node in assignment.mine} if fabric else {}
+    applies, deletes = [], []
+    for node_name, epnode in sorted(world.epnodes.items()):
+        node = wanted.get(node_name)
+        foreign = epnode.spec.fabric != name
+        if node is None and foreign:
+            continue
+        if node is None or foreign or epnode.spec.node_uid != node.uid:
+            deletes.append(Ref(paths.epnode(node_name), epnode.metadata.uid))
+    gone = {ref.path for ref in deletes}
+    for node_name, node in wanted.items():
+        assert fabric is not None
+        spec = EPFabricNodeSpec(fabric=name, node_uid=node.uid, **settings_of(fabric))
+        before = world.epnodes.get(node_name)
+        if before and paths.epnode(node_name) not in gone and _equal(before, spec, fabric):
+            continue
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabricNode",
+            "metadata": metadata(fabric, node_name),
+            "spec": to_dict(spec),
+        }
+        applies.append(Apply(paths.epnode(node_name), body))
+    return applies, deletes
+
+
+def _equal(before: EPFabricNode, spec: EPFabricNodeSpec, fabric: EPFabric) -> bool:
+    owners = {reference.get("uid") for reference in before.metadata.owner_references}
+    label = before.metadata.labels.get(names.FABRIC_LABEL)
+    return before.spec == spec and fabric.metadata.uid in owners and label == spec.fabric
+
+
+def _relabels(name: str, fabric: EPFabric | None, assignment: Assignment) -> tuple[Relabel, ...]:
+    out = [
+        Relabel(n, _changed(n, {names.FABRIC_LABEL: None, POOL_LABEL: None}))
+        for n in assignment.release
+    ]
+    for node in assignment.mine if fabric else ():
+        assert fabric is not None
+        changed = _changed(node, {names.FABRIC_LABEL: name, POOL_LABEL: pool_of(fabric, node)})
+        if changed:
+            out.append(Relabel(node, changed))
+    return tuple(out)
+
+
+def _changed(node: NodeMeta, labels: dict[str, str | None]) -> dict[str, str | None]:
+    return {k: v for k, v in labels.items() if node.labels.get(k) != v}

@@ -1,0 +1,159 @@
+"""Brings the cluster to what a fabric's plan says and writes status; called by loop.py.
+
+Level-triggered: every call reads, plans and acts anew, whatever event caused it, so that calls
+may be repeated, merged or lost.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from epfabric_crds import EPFabric, EPFabricStatus, names, to_dict
+from epfabric_crds.meta import find, is_true
+
+from epfabric_operator import paths
+from epfabric_operator.conditions import Verdict, fabric_status, node_verdict
+from epfabric_operator.events import EventWriter
+from epfabric_operator.kube import ApiError, Kube
+from epfabric_operator.observe import Observer
+from epfabric_operator.plan import Plan, PlanConfig, plan
+from epfabric_operator.world import World
+
+log = logging.getLogger(__name__)
+REFUSALS = frozenset({400, 403, 422})
+
+
+class Unfinished(Exception):
+    """Something could not be done now and is worth another try."""
+
+
+class Reconciler:
+    def __init__(
+        self, kube: Kube, observer: Observer, config: PlanConfig, events: EventWriter
+    ) -> None:
+        self._kube = kube
+        self._observer = observer
+        self._config = config
+        self._events = events
+
+    def observe(self) -> World:
+        return self._observer.world()
+
+    def reconcile(self, name: str, world: World) -> None:
+        """Bring one fabric, living or gone, to its plan. Raises Unfinished."""
+        if name in world.unreadable:
+            return
+        wanted = plan(name, world, self._config)
+        refusals: list[str] = []
+        failures: list[str] = []
+        self._act(name, wanted, refusals, failures)
+        fabric = world.live(name)
+        if fabric:
+            refusal = "; ".join(refusals) or None
+            self._guard(
+                partial(self._write_status, fabric, wanted, world, refusal), refusals, failures
+            )
+        if failures:
+            raise Unfinished("; ".join(failures[:3]))
+
+    def _act(self, name: str, wanted: Plan, refusals: list[str], failures: list[str]) -> None:
+        for ref in wanted.delete:
+            log.info("fabric %s: deleting %s", name, ref.path)
+            self._guard(partial(self._kube.delete, ref.path, ref.uid), refusals, failures)
+        for change in wanted.relabel:
+            log.info("fabric %s: node %s labels %s", name, change.node.name, dict(change.labels))
+            # The uid makes it a precondition: a node that was made anew is not this one.
+            body = {"metadata": {"uid": change.node.uid, "labels": dict(change.labels)}}
+            path = paths.node(change.node.name)
+            self._guard(partial(self._kube.merge, path, body), refusals, failures)
+        for apply in wanted.apply:
+            self._guard(
+                partial(self._kube.apply, apply.path, apply.body, names.OPERATOR_MANAGER),
+                refusals,
+                failures,
+            )
+
+    def _guard(self, act: Callable[[], object], refusals: list[str], failures: list[str]) -> None:
+        try:
+            act()
+        except ApiError as error:
+            if error.status == 404:
+                return  # gone in the meantime; the event of that brings us back
+            log.warning("%s", error)
+            (refusals if error.status in REFUSALS else failures).append(str(error))
+
+    def _write_status(
+        self, fabric: EPFabric, wanted: Plan, world: World, refusal: str | None
+    ) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = now.replace("+00:00", "Z")
+        gone = {ref.path for ref in wanted.delete}
+        verdicts = {}
+        for node in wanted.assignment.mine:
+            epnode = world.epnodes.get(node.name)
+            if epnode and paths.epnode(node.name) in gone:
+                epnode = None
+            verdicts[node.name] = node_verdict(epnode, world.lease_ages_s.get(node.name))
+            if epnode:
+                self._write_node(node.name, world, verdicts[node.name], now)
+        if any(v.status != "True" for v in verdicts.values()):
+            world = replace(world, down=self._observer.down(fabric.metadata.name))
+        status = fabric_status(fabric, wanted.assignment, world, verdicts, refusal, now)
+        if to_dict(status) == to_dict(fabric.status):
+            return
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabric",
+            "metadata": {"name": fabric.metadata.name, "uid": fabric.metadata.uid},
+            "status": to_dict(status),
+        }
+        path = f"{paths.fabric(fabric.metadata.name)}/status"
+        self._kube.apply(path, body, names.OPERATOR_STATUS_MANAGER)
+        self._tell(fabric, status)
+
+    def _write_node(self, name: str, world: World, verdict: Verdict, now: str) -> None:
+        epnode = world.epnodes[name]
+        before = find(epnode.status.conditions, "Ready")
+        new = verdict.at("Ready", now, epnode.metadata.generation)
+        if before and before.status == new.status:
+            new = replace(new, last_transition_time=before.last_transition_time)
+        if new == before:
+            return
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabricNode",
+            "metadata": {"name": name, "uid": epnode.metadata.uid},
+            "status": {"conditions": [to_dict(new)]},
+        }
+        try:
+            path = f"{paths.epnode(name)}/status"
+            self._kube.apply(path, body, names.OPERATOR_STATUS_MANAGER)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    def _tell(self, fabric: EPFabric, status: EPFabricStatus) -> None:
+        about = {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabric",
+            "metadata": {"name": fabric.metadata.name, "uid": fabric.metadata.uid},
+        }
+        for type_ in ("PolicyOverlap", "Stalled"):
+            found = find(status.conditions, type_)
+            if found and found.status == "True" and not is_true(fabric.status.conditions, type_):
+                self._events.warn(about, found.reason, "Reconcile", found.message)
+
+
+def names_to_visit(world: World) -> set[str]:
+    """Every fabric that lives or has left something behind."""
+    labels = (node.labels.get(names.FABRIC_LABEL) for node in world.nodes.values())
+    return {
+        *world.fabrics,
+        *filter(None, labels),
+        *(epnode.spec.fabric for epnode in world.epnodes.values()),
+        *world.owned,
+    }

@@ -1,0 +1,118 @@
+"""Answers agents' CertificateSigningRequests and keeps the CA; called by the work loop."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import logging
+
+from epfabric_crds import names
+
+from epfabric_operator import paths
+from epfabric_operator.authority import Authority, make_authority
+from epfabric_operator.csr import Refused, check, is_open
+from epfabric_operator.events import EventWriter
+from epfabric_operator.kube import METADATA, ApiError, Kube, Object
+
+log = logging.getLogger(__name__)
+
+
+def load_authority(kube: Kube, namespace: str) -> Authority:
+    """The CA of the cluster; made by whoever is first. Publishes its certificate for the agents."""
+    path = f"{paths.secrets(namespace)}/{names.CA_SECRET}"
+    secret = kube.get(path)
+    if secret is None:
+        made = make_authority(_now())
+        data = {"tls.crt": _encode(made.certificate), "tls.key": _encode(made.key)}
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": names.CA_SECRET, "namespace": namespace},
+            "type": "kubernetes.io/tls",
+            "data": data,
+        }
+        try:
+            secret = kube.create(paths.secrets(namespace), body)
+            log.info("made the agents' certificate authority")
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            secret = kube.get(path)
+    if secret is None or not {"tls.crt", "tls.key"} <= set(secret.get("data") or {}):
+        text = f"Secret {namespace}/{names.CA_SECRET} lacks tls.crt and tls.key: delete it"
+        raise ApiError(0, "BadSecret", f"{text}, and a new one is made")
+    authority = Authority(
+        certificate=base64.b64decode(secret["data"]["tls.crt"]),
+        key=base64.b64decode(secret["data"]["tls.key"]),
+    )
+    publish(kube, namespace, authority)
+    return authority
+
+
+def publish(kube: Kube, namespace: str, authority: Authority) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": names.CA_BUNDLE, "namespace": namespace},
+        "data": {names.CA_BUNDLE_KEY: authority.certificate.decode()},
+    }
+    kube.apply(f"{paths.configmaps(namespace)}/{names.CA_BUNDLE}", body, names.OPERATOR_MANAGER)
+
+
+class Signer:
+    def __init__(self, kube: Kube, namespace: str, authority: Authority, events: EventWriter):
+        self._kube = kube
+        self._namespace = namespace
+        self._authority = authority
+        self._events = events
+
+    def answer(self, name: str) -> None:
+        """Sign or deny one request, if it is ours and open. Level-triggered: safe to repeat."""
+        csr = self._kube.get(paths.csr(name))
+        if csr is None or not is_open(csr):
+            return
+        try:
+            request = check(csr, self._namespace, self._fabric_of(csr))
+        except Refused as refusal:
+            self._deny(csr, refusal)
+            return
+        approved = _with_condition(
+            csr, "Approved", "AgentChecked", "account, node and fabric agree"
+        )
+        csr = self._kube.replace(f"{paths.csr(name)}/approval", approved)
+        certificate = self._authority.sign(request, _now())
+        csr["status"]["certificate"] = _encode(certificate)
+        self._kube.replace(f"{paths.csr(name)}/status", csr)
+        log.info("signed the certificate of node %s, fabric %s", request.node, request.fabric)
+
+    def _fabric_of(self, csr: Object) -> dict[str, str]:
+        """The label of the asking node, read now: the node may have been assigned a moment ago."""
+        found = {}
+        for node in (csr["spec"].get("extra") or {}).get(names.NODE_NAME_EXTRA) or ():
+            meta = self._kube.get(paths.node(node), accept=METADATA)
+            label = ((meta or {}).get("metadata", {}).get("labels") or {}).get(names.FABRIC_LABEL)
+            if label:
+                found[node] = label
+        return found
+
+    def _deny(self, csr: Object, refusal: Refused) -> None:
+        name = csr["metadata"]["name"]
+        log.warning("denied certificate request %s: %s", name, refusal)
+        denied = _with_condition(csr, "Denied", refusal.reason, str(refusal))
+        self._kube.replace(f"{paths.csr(name)}/approval", denied)
+        self._events.warn(csr, refusal.reason, "Deny", str(refusal))
+
+
+def _with_condition(csr: Object, type_: str, reason: str, message: str) -> Object:
+    condition = {"type": type_, "status": "True", "reason": reason, "message": message}
+    status = dict(csr.get("status") or {})
+    kept = [c for c in status.get("conditions") or () if c["type"] != type_]
+    return {**csr, "status": {**status, "conditions": [*kept, condition]}}
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

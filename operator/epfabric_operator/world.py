@@ -1,0 +1,43 @@
+"""What the operator sees at one moment, as the planner takes it; built by reconcile.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from epfabric_crds import EPFabric, EPFabricNode
+
+
+@dataclass(frozen=True)
+class NodeMeta:
+    """A Node without anything but its metadata."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An object to delete: its URL path and the uid that it had when it was seen."""
+
+    path: str
+    uid: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    fabrics: Mapping[str, EPFabric] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()  # fabrics that this version cannot read; left alone
+    nodes: Mapping[str, NodeMeta] = field(default_factory=dict)
+    epnodes: Mapping[str, EPFabricNode] = field(default_factory=dict)
+    lease_ages_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # node → age of its agent's Lease
+    down: frozenset[str] = frozenset()  # nodes that Kubernetes reports as not ready
+    owned: Mapping[str, tuple[Ref, ...]] = field(default_factory=dict)  # fabric → its other objects
+
+    def live(self, name: str) -> EPFabric | None:
+        """The fabric, unless it is gone or going."""
+        fabric = self.fabrics.get(name)
+        return fabric if fabric and not fabric.metadata.deletion_timestamp else None
