@@ -46,7 +46,7 @@ def mirrored(write: Write) -> tuple[int, int] | None:
         return None
 
 
-@pytest.mark.parametrize("module", ["epfabric_host._producer"])
+@pytest.mark.parametrize("module", ["epfabric_host._producer", "epfabric_agent._native"])
 def test_compiled_layouts_equal_the_mirror(module: str, dice: random.Random) -> None:
     native = importlib.import_module(module)
     cases = [(1, 16, 1, 1), (64, 65536, 2048, 4096), (32, 1024, 16, 1024), (1, 16, 1, 4096)]
