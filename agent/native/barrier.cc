@@ -60,7 +60,8 @@ void Delegate::arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns) {
 const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
   if (record.kind == RecordKind::kRelease) {
     if (record.value != number_) return "another barrier's number";
-    if (leads() || record.source != plan_.leader_rank) return "a release by a rank that does not lead";
+    if (leads() || record.source != plan_.leader_rank)
+      return "a release by a rank that does not lead";
     if (state_ != State::kWaiting || release_seen_) return "a release before the arrival";
     release_seen_ = true;
     network_ns_ = now_ns;
@@ -68,7 +69,8 @@ const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
   }
   if (!leads()) return "an arrival at a rank that does not lead";
   const uint32_t node = record.source < node_of_.size() ? node_of_[record.source] : kNoNode;
-  if (node == kNoNode || node == plan_.node) return "an arrival of a rank that is no node's delegate";
+  if (node == kNoNode || node == plan_.node)
+    return "an arrival of a rank that is no node's delegate";
   return on_arrival(node, record, now_ns);
 }
 

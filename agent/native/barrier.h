@@ -1,6 +1,7 @@
-// The barrier between nodes, leader algorithm: each node's delegate (proxy 0 of the node's first rank; on the
-// leader's node, of the leader) tells the leader when its ranks have met, and lets them go when the leader
-// says so. A state machine without threads or network: its proxy gives it the time and a way to send.
+// The barrier between nodes, leader algorithm: each node's delegate (proxy 0 of the node's first
+// rank; on the leader's node, of the leader) tells the leader when its ranks have met, and lets
+// them go when the leader says so. A state machine without threads or network: its proxy gives it
+// the time and a way to send.
 #pragma once
 
 #include <string>
@@ -14,7 +15,7 @@ namespace epfabric::agent {
 
 struct BarrierPlan {
   uint32_t epoch = 0;
-  uint32_t node = 0;         // own
+  uint32_t node = 0;  // own
   uint32_t leader_node = 0;
   uint32_t leader_rank = 0;
   uint64_t timeout_ns = 0;
@@ -26,8 +27,9 @@ class Delegate {
  public:
   Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats);
 
-  // Moves on as far as it can. `send(rank, record)` posts a record or says false (busy); `settled()` is true
-  // once every signal that came before the release is published here. True when something moved.
+  // Moves on as far as it can. `send(rank, record)` posts a record or says false (busy);
+  // `settled()` is true once every signal that came before the release is published here. True when
+  // something moved.
   template <class Send, class Settled>
   bool step(uint64_t now_ns, Send&& send, Settled&& settled);
 
@@ -72,11 +74,11 @@ class Delegate {
   std::vector<Node> nodes_;
   State state_ = State::kGathering;
   uint64_t number_ = 0;
-  uint32_t arrived_ = 0;            // nodes
-  uint32_t early_ = 0;              // nodes that arrived at the next one already
-  uint64_t first_remote_ns_ = 0;    // leader: first ARRIVE of this barrier
+  uint32_t arrived_ = 0;          // nodes
+  uint32_t early_ = 0;            // nodes that arrived at the next one already
+  uint64_t first_remote_ns_ = 0;  // leader: first ARRIVE of this barrier
   uint64_t posted_ns_ = 0;
-  uint64_t network_ns_ = 0;         // release received, or all nodes arrived
+  uint64_t network_ns_ = 0;  // release received, or all nodes arrived
   bool release_seen_ = false;
   bool present_sent_ = false;
   bool expired_ = false;

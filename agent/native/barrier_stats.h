@@ -1,12 +1,12 @@
-// Barrier durations by phase and stragglers by rank of one group, over all its epochs. Filled by proxies,
-// read by Core::barrier_stats().
+// Barrier durations by phase and stragglers by rank of one group, over all its epochs. Filled by
+// proxies, read by Core::barrier_stats().
 #pragma once
+
+#include <epfabric/command.h>
 
 #include <array>
 #include <atomic>
 #include <vector>
-
-#include <epfabric/command.h>
 
 #include "histogram.h"
 

@@ -1,9 +1,9 @@
 // Encoding and checked decoding of a session's blob (little endian, as every machine meant here).
 #include "blob.h"
 
-#include <cstring>
-
 #include <epfabric/layout.h>
+
+#include <cstring>
 
 #include "region.h"
 
@@ -35,7 +35,8 @@ class Reader {
   uint32_t count(uint32_t low, uint32_t high, const char* what) {
     const auto value = get<uint32_t>();
     if (value < low || value > high) {
-      throw NativeError(std::string("a peer's session description has ") + std::to_string(value) + " " + what);
+      throw NativeError(std::string("a peer's session description has ") + std::to_string(value) +
+                        " " + what);
     }
     return value;
   }
@@ -55,9 +56,9 @@ class Reader {
 
 std::vector<std::byte> encode(const SessionBlob& blob) {
   Writer to;
-  for (const uint32_t value : {kMagic, blob.rank, blob.world, blob.rings, blob.signals,
-                               static_cast<uint32_t>(blob.regions.size()),
-                               static_cast<uint32_t>(blob.proxies.size())}) {
+  for (const uint32_t value :
+       {kMagic, blob.rank, blob.world, blob.rings, blob.signals,
+        static_cast<uint32_t>(blob.regions.size()), static_cast<uint32_t>(blob.proxies.size())}) {
     to.put(value);
   }
   for (const Extent& region : blob.regions) to.put(region);
@@ -73,7 +74,8 @@ std::vector<std::byte> encode(const SessionBlob& blob) {
 SessionBlob decode(std::span<const std::byte> bytes) {
   Reader from(bytes);
   if (from.get<uint32_t>() != kMagic) {
-    throw NativeError("a peer's session description is of another version: run the same agent everywhere");
+    throw NativeError(
+        "a peer's session description is of another version: run the same agent everywhere");
   }
   SessionBlob out;
   out.rank = from.count(0, kMaxRanks - 1, "as its rank");

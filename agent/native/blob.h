@@ -1,6 +1,6 @@
-// What a session tells the other nodes so that they can write to its rank: endpoints, mailboxes, regions and
-// keys. Travels inside the agents' Join and Open messages as opaque bytes. Checked when decoded: it comes
-// from another machine.
+// What a session tells the other nodes so that they can write to its rank: endpoints, mailboxes,
+// regions and keys. Travels inside the agents' Join and Open messages as opaque bytes. Checked when
+// decoded: it comes from another machine.
 #pragma once
 
 #include <cstddef>

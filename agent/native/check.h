@@ -1,11 +1,11 @@
-// Decides whether a command may run: a pure function of the copied slot and of what the agent knows about
-// the session and its group. Called by the ring's proxy (ring.h), once for each command.
+// Decides whether a command may run: a pure function of the copied slot and of what the agent knows
+// about the session and its group. Called by the ring's proxy (ring.h), once for each command.
 #pragma once
+
+#include <epfabric/command.h>
 
 #include <atomic>
 #include <span>
-
-#include <epfabric/command.h>
 
 namespace epfabric::agent {
 
@@ -15,7 +15,8 @@ struct Extent {
   uint64_t end;
 };
 
-// What a session's commands are checked against. The spans belong to the epoch and outlive the proxy's use.
+// What a session's commands are checked against. The spans belong to the epoch and outlive the
+// proxy's use.
 struct SessionView {
   uint32_t world = 0;
   uint32_t signals = 0;
@@ -47,8 +48,8 @@ inline int region_of(std::span<const Extent> regions, uint64_t begin, uint64_t s
   return -1;
 }
 
-// Ticket that a DRAIN names by its low 32 bits, given the DRAIN's own ticket; kNoTicket for one that lies
-// ahead or before the ring began.
+// Ticket that a DRAIN names by its low 32 bits, given the DRAIN's own ticket; kNoTicket for one
+// that lies ahead or before the ring began.
 inline constexpr uint64_t kNoTicket = ~uint64_t{0};
 inline uint64_t drain_until(uint64_t ticket, uint32_t low) {
   const uint32_t back = static_cast<uint32_t>(ticket) - low;
@@ -73,7 +74,8 @@ inline Checked check_write(const Slot& slot, const SessionView& view) {
   const uint64_t size = uint64_t{write.units} * kUnitBytes;
   const int from = region_of(view.own, uint64_t{write.source} * kUnitBytes, size);
   if (from < 0) return refuse(Refusal::kSourceOutOfRegion);
-  const int to = region_of(view.regions[write.rank], uint64_t{write.destination} * kUnitBytes, size);
+  const int to =
+      region_of(view.regions[write.rank], uint64_t{write.destination} * kUnitBytes, size);
   if (to < 0) return refuse(Refusal::kDestinationOutOfRegion);
   return {Refusal::kNone,
           {Op::kWrite, write, 0, static_cast<uint8_t>(from), static_cast<uint8_t>(to)}};
@@ -94,8 +96,8 @@ inline Checked check_signal(const Slot& slot, const SessionView& view) {
 
 }  // namespace detail
 
-// Checks the command in `slot` (without lap bits), which is the ring's `ticket`th. CAS is decided by its
-// first slot; the caller takes its second with it (takes_two()).
+// Checks the command in `slot` (without lap bits), which is the ring's `ticket`th. CAS is decided
+// by its first slot; the caller takes its second with it (takes_two()).
 inline Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view) {
   const auto refuse = [](Refusal refusal) { return Checked{refusal, {}}; };
   const Op op = op_of(slot.lo);

@@ -1,4 +1,5 @@
-// Opens and ends sessions and epochs. Everything here runs on Python's threads; the proxies do the rest.
+// Opens and ends sessions and epochs. Everything here runs on Python's threads; the proxies do the
+// rest.
 #include "core.h"
 
 #include <arpa/inet.h>
@@ -15,7 +16,8 @@ void check_settings(const CoreSettings& settings) {
     if (!good) throw NativeError(what);
   };
   require(settings.drain_batch >= 1 && settings.drain_batch <= 64, "drain_batch is 1-64");
-  require(settings.limits.inflight >= 1 && settings.limits.inflight <= 16384, "max_inflight is 1-16384");
+  require(settings.limits.inflight >= 1 && settings.limits.inflight <= 16384,
+          "max_inflight is 1-16384");
   require(settings.limits.inflight_bytes >= kUnitBytes, "max_inflight_bytes is at least 16");
   require(settings.idle == "adaptive" || settings.idle == "spin", "idle is 'adaptive' or 'spin'");
   require(settings.histogram_scale >= 0 && settings.histogram_scale <= Histogram::kMaxScale,
@@ -71,15 +73,18 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
   std::vector<SessionBlob> blobs(world);
   for (const auto& session : local) {
     if (session->closed() || session->group() != plan.group || session->shape().world != world) {
-      throw NativeError("rank " + std::to_string(session->shape().rank) +
-                        " has a session that is closed, of another group, or of another world size");
+      throw NativeError(
+          "rank " + std::to_string(session->shape().rank) +
+          " has a session that is closed, of another group, or of another world size");
     }
   }
   for (const RemoteRank& rank : remote) {
-    if (rank.rank >= world) throw NativeError("remote rank " + std::to_string(rank.rank) + " is not in the group");
+    if (rank.rank >= world)
+      throw NativeError("remote rank " + std::to_string(rank.rank) + " is not in the group");
     if (!fabric_) {
-      throw NativeError("rank " + std::to_string(rank.rank) +
-                        " is on another node, but this agent has no network transport: set spec.transport");
+      throw NativeError(
+          "rank " + std::to_string(rank.rank) +
+          " is on another node, but this agent has no network transport: set spec.transport");
     }
     blobs[rank.rank] = decode(rank.blob);
     if (blobs[rank.rank].rank != rank.rank) {
@@ -113,7 +118,8 @@ void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<S
   const auto epoch = make_epoch(plan, local, remote);
   {
     const std::lock_guard lock(mutex_);
-    if (!epochs_.emplace(plan.group, epoch).second) throw NativeError("the group's epoch is being opened already");
+    if (!epochs_.emplace(plan.group, epoch).second)
+      throw NativeError("the group's epoch is being opened already");
   }
   try {
     for (const auto& session : local) session->join_epoch(epoch);
@@ -131,11 +137,12 @@ void Core::connect(const Epoch& epoch) {
     while (session->unconnected() != 0) {
       if (epoch.failed()) throw NativeError("connecting the epoch failed: " + epoch.failure());
       if (platform::clock_ns() - begin > settings_.connect_timeout_ns) {
-        throw NativeError("rank " + std::to_string(session->shape().rank) + " could not connect to " +
-                          session->unreachable() + " within " +
-                          std::to_string(settings_.connect_timeout_ns / 1'000'000) +
-                          " ms: is that node's agent running, and are the agents' addresses reachable from "
-                          "each other?");
+        throw NativeError(
+            "rank " + std::to_string(session->shape().rank) + " could not connect to " +
+            session->unreachable() + " within " +
+            std::to_string(settings_.connect_timeout_ns / 1'000'000) +
+            " ms: is that node's agent running, and are the agents' addresses reachable from "
+            "each other?");
       }
       std::this_thread::sleep_for(std::chrono::microseconds(500));
     }
@@ -194,7 +201,8 @@ std::vector<std::shared_ptr<Session>> Core::sessions() const {
   std::vector<std::shared_ptr<Session>> out;
   const std::lock_guard lock(mutex_);
   for (const auto& known : sessions_) {
-    if (auto session = known.lock(); session && !session->closed()) out.push_back(std::move(session));
+    if (auto session = known.lock(); session && !session->closed())
+      out.push_back(std::move(session));
   }
   return out;
 }

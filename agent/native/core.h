@@ -1,5 +1,5 @@
-// The native core of an agent process: its fabric, sessions, epochs, events. The only class that module.cc
-// drives. Calls may come from several Python threads; each blocks for a bounded time.
+// The native core of an agent process: its fabric, sessions, epochs, events. The only class that
+// module.cc drives. Calls may come from several Python threads; each blocks for a bounded time.
 #pragma once
 
 #include <map>
@@ -51,7 +51,8 @@ class Core {
  private:
   std::shared_ptr<Epoch> find(uint64_t group) const;
   std::shared_ptr<Epoch> require(uint64_t group) const;
-  std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
+  std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
+                                    const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
   void connect(const Epoch& epoch);
   void require_open() const;

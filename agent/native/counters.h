@@ -1,12 +1,12 @@
-// Exact counters of a session: each is written by one proxy only and read by anyone at any time. They live
-// in agent memory, never in the segments that a pod sees. Read by Session::counters().
+// Exact counters of a session: each is written by one proxy only and read by anyone at any time.
+// They live in agent memory, never in the segments that a pod sees. Read by Session::counters().
 #pragma once
+
+#include <epfabric/command.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
-
-#include <epfabric/command.h>
 
 namespace epfabric::agent {
 
@@ -40,12 +40,18 @@ struct alignas(64) ProxyCount {
 // The name of a refusal in metrics and messages; labels of the Refusal enum.
 constexpr const char* name_of(Refusal refusal) {
   constexpr const char* kNames[] = {
-      "none",          "bad-op",
-      "reserved-flag", "unused-field",
-      "rank-out-of-group", "rank-left",
-      "source-out-of-region", "destination-out-of-region",
-      "signal-out-of-range", "no-advance",
-      "bad-drain",     "half-cas",
+      "none",
+      "bad-op",
+      "reserved-flag",
+      "unused-field",
+      "rank-out-of-group",
+      "rank-left",
+      "source-out-of-region",
+      "destination-out-of-region",
+      "signal-out-of-range",
+      "no-advance",
+      "bad-drain",
+      "half-cas",
       "unsupported",
   };
   static_assert(std::size(kNames) == static_cast<size_t>(Refusal::kCount));

@@ -1,4 +1,5 @@
-// Puts an epoch together from what the agents agreed on, with every inconsistency an error that names it.
+// Puts an epoch together from what the agents agreed on, with every inconsistency an error that
+// names it.
 #include "epoch.h"
 
 #include "session.h"
@@ -29,7 +30,8 @@ void Epoch::place_ranks() {
   const auto world = static_cast<uint32_t>(remote_.size());
   node_of_.assign(world, kNowhere);
   for (uint32_t node = 0; node < plan_.nodes.size(); ++node) {
-    if (plan_.nodes[node].empty()) throw NativeError("node " + std::to_string(node) + " has no ranks");
+    if (plan_.nodes[node].empty())
+      throw NativeError("node " + std::to_string(node) + " has no ranks");
     for (const uint32_t rank : plan_.nodes[node]) {
       if (rank >= world) throw NativeError(of_rank(rank) + " is not below the world size");
       if (node_of_[rank] != kNowhere) throw NativeError(of_rank(rank) + " is on two nodes");
@@ -42,8 +44,9 @@ void Epoch::place_ranks() {
   if (plan_.leader_rank >= world) throw NativeError("the leader is " + of_rank(plan_.leader_rank));
   node_ = node_of_[sessions_.front()->shape().rank];
   if (sessions_.size() != plan_.nodes[node_].size()) {
-    throw NativeError("this node has " + std::to_string(sessions_.size()) + " sessions of the group, but " +
-                      std::to_string(plan_.nodes[node_].size()) + " ranks of it");
+    throw NativeError("this node has " + std::to_string(sessions_.size()) +
+                      " sessions of the group, but " + std::to_string(plan_.nodes[node_].size()) +
+                      " ranks of it");
   }
 }
 
@@ -54,7 +57,8 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
   targets_.resize(world());
   for (const auto& session : sessions_) {
     const uint32_t rank = session->shape().rank;
-    if (node_of_[rank] != node_) throw NativeError(of_rank(rank) + " has a session here but is elsewhere");
+    if (node_of_[rank] != node_)
+      throw NativeError(of_rank(rank) + " has a session here but is elsewhere");
     if (targets_[rank].segments != nullptr) throw NativeError(of_rank(rank) + " has two sessions");
     targets_[rank] = {&session->segments(), &session->regions()};
     proxies_[rank] = static_cast<uint32_t>(session->proxies().size());
@@ -64,10 +68,12 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
   for (uint32_t rank = 0; rank < world(); ++rank) {
     if (local(rank)) continue;
     const SessionBlob& blob = remote[rank];
-    if (blob.proxies.empty()) throw NativeError("the description of " + of_rank(rank) + " is missing");
+    if (blob.proxies.empty())
+      throw NativeError("the description of " + of_rank(rank) + " is missing");
     if (blob.world != shape.world || blob.rings != shape.rings || blob.signals != shape.signals) {
-      throw NativeError(of_rank(rank) + " has another world size, or another number of rings or signals: the "
-                                        "same settings must hold on every node");
+      throw NativeError(of_rank(rank) +
+                        " has another world size, or another number of rings or signals: the "
+                        "same settings must hold on every node");
     }
     proxies_[rank] = static_cast<uint32_t>(blob.proxies.size());
     extents_[rank] = blob.regions;
@@ -92,9 +98,11 @@ uint32_t Epoch::delegate_of(uint32_t node) const {
 }
 
 BarrierPlan Epoch::barrier_plan() const {
-  BarrierPlan out{plan_.epoch,       node_,       node_of_[plan_.leader_rank],
-                  plan_.leader_rank, plan_.barrier_timeout_ns, plan_.nodes, {}};
-  for (uint32_t node = 0; node < plan_.nodes.size(); ++node) out.delegates.push_back(delegate_of(node));
+  BarrierPlan out{
+      plan_.epoch, node_, node_of_[plan_.leader_rank], plan_.leader_rank, plan_.barrier_timeout_ns,
+      plan_.nodes, {}};
+  for (uint32_t node = 0; node < plan_.nodes.size(); ++node)
+    out.delegates.push_back(delegate_of(node));
   return out;
 }
 

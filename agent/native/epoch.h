@@ -1,5 +1,6 @@
-// One epoch of one group on this node: who is where, what may be written, who left, whether it failed, and the
-// barrier's meeting place. Built by Core::open_epoch(), shared by the proxies of the group's local sessions.
+// One epoch of one group on this node: who is where, what may be written, who left, whether it
+// failed, and the barrier's meeting place. Built by Core::open_epoch(), shared by the proxies of
+// the group's local sessions.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ struct EpochPlan {
 
 class Epoch {
  public:
-  // `local`: this node's sessions; `remote`: every other rank's blob (by rank; no proxies for local ranks).
-  // Throws NativeError where they do not fit together.
-  Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local, std::vector<SessionBlob> remote,
-        std::shared_ptr<BarrierStats> stats, Events& events);
+  // `local`: this node's sessions; `remote`: every other rank's blob (by rank; no proxies for local
+  // ranks). Throws NativeError where they do not fit together.
+  Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
+        std::vector<SessionBlob> remote, std::shared_ptr<BarrierStats> stats, Events& events);
   Epoch(const Epoch&) = delete;
 
   const EpochPlan& plan() const { return plan_; }
@@ -63,8 +64,8 @@ class Epoch {
   void leave(uint32_t rank);
   bool left(uint32_t rank) const { return left_[rank].load(std::memory_order_acquire) != 0; }
 
-  // The epoch is over: sets the abort word of every local session, once. The first reason stands; an event
-  // tells Python unless `quiet`.
+  // The epoch is over: sets the abort word of every local session, once. The first reason stands;
+  // an event tells Python unless `quiet`.
   void fail(Event event, bool quiet = false);
   // The session's memory is about to go: fail() no longer touches it.
   void forget(const Session* session);
@@ -75,7 +76,7 @@ class Epoch {
   void place_sessions(const std::vector<SessionBlob>& remote);
 
   EpochPlan plan_;
-  std::vector<uint32_t> node_of_;   // by rank, as the next six
+  std::vector<uint32_t> node_of_;  // by rank, as the next six
   std::vector<uint32_t> proxies_;
   std::vector<SessionBlob> remote_;
   std::vector<std::vector<Extent>> extents_;
@@ -91,7 +92,7 @@ class Epoch {
   std::atomic<bool> started_{false};
   std::atomic<bool> failed_{false};
   std::vector<std::shared_ptr<Session>> sessions_;
-  mutable std::mutex mutex_;  // the two below
+  mutable std::mutex mutex_;         // the two below
   std::vector<Session*> reachable_;  // those whose abort word fail() sets
   std::string failure_;
 };

@@ -1,5 +1,5 @@
-// The one exception of the native core, for set-up and tear-down only: nothing on the proxies' path throws.
-// module.cc turns it into epfabric_agent._native.NativeError.
+// The one exception of the native core, for set-up and tear-down only: nothing on the proxies' path
+// throws. module.cc turns it into epfabric_agent._native.NativeError.
 #pragma once
 
 #include <cerrno>

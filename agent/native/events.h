@@ -1,4 +1,5 @@
-// What the core tells Python unasked: a queue with an eventfd. Written by proxies (rarely), read by Core.
+// What the core tells Python unasked: a queue with an eventfd. Written by proxies (rarely), read by
+// Core.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -37,7 +38,8 @@ class Events {
     const std::lock_guard lock(mutex_);
     uint64_t ignored = 0;
     (void)!::read(fd_.get(), &ignored, sizeof(ignored));
-    std::vector<Event> out(std::make_move_iterator(queue_.begin()), std::make_move_iterator(queue_.end()));
+    std::vector<Event> out(std::make_move_iterator(queue_.begin()),
+                           std::make_move_iterator(queue_.end()));
     queue_.clear();
     return out;
   }

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include <array>
+#include <cstdlib>
 
 namespace epfabric::agent {
 namespace {
@@ -36,6 +37,9 @@ Fid<T> open(const std::string& what, Open&& call) {
 }  // namespace
 
 Fabric::Fabric(const std::string& provider, const std::string& address) {
+  // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only RMA
+  // writes. It takes this from the environment alone; what the administrator has set stands.
+  ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   std::unique_ptr<fi_info, InfoFreer> hints(::fi_allocinfo());
   hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
@@ -50,14 +54,16 @@ Fabric::Fabric(const std::string& provider, const std::string& address) {
   fi_info* found = nullptr;
   const int error = ::fi_getinfo(kApi, address.c_str(), nullptr, FI_SOURCE, hints.get(), &found);
   if (error != 0) {
-    throw NativeError("libfabric's provider '" + provider + "' cannot be used on address " + address + ": " +
-                      ::fi_strerror(-error) +
-                      " (it must offer reliable datagrams with ordered RMA writes; see fi_info -p '" +
-                      provider + "')");
+    throw NativeError(
+        "libfabric's provider '" + provider + "' cannot be used on address " + address + ": " +
+        ::fi_strerror(-error) +
+        " (it must offer reliable datagrams with ordered RMA writes; see fi_info -p '" + provider +
+        "')");
   }
   info_.reset(found);
   if (info_->domain_attr->cq_data_size < 4) {
-    throw NativeError("libfabric's provider '" + provider + "' carries less than 4 bytes of immediate data");
+    throw NativeError("libfabric's provider '" + provider +
+                      "' carries less than 4 bytes of immediate data");
   }
   fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
@@ -89,15 +95,18 @@ Endpoint::Endpoint(const Fabric& fabric) {
     return ::fi_endpoint(domain_.get(), info, out, nullptr);
   });
   check(::fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table failed");
-  check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV), "binding the queue failed");
-  check(::fi_enable(endpoint_.get()), "enabling the endpoint failed (is the address on this machine?)");
+  check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV),
+        "binding the queue failed");
+  check(::fi_enable(endpoint_.get()),
+        "enabling the endpoint failed (is the address on this machine?)");
 }
 
 LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {
   LocalKey out;
   const uint64_t key = own_keys_ ? random_key(key_bytes_) : 0;
   out.region = open<fid_mr>("registering memory failed", [&](fid_mr** mr) {
-    return ::fi_mr_reg(domain_.get(), data, bytes, FI_WRITE | FI_REMOTE_WRITE, 0, key, 0, mr, nullptr);
+    return ::fi_mr_reg(domain_.get(), data, bytes, FI_WRITE | FI_REMOTE_WRITE, 0, key, 0, mr,
+                       nullptr);
   });
   out.descriptor = ::fi_mr_desc(out.region.get());
   out.remote = {::fi_mr_key(out.region.get()),
@@ -108,7 +117,8 @@ LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {
 std::vector<std::byte> Endpoint::address() const {
   std::array<std::byte, 256> buffer;
   size_t bytes = buffer.size();
-  check(::fi_getname(&endpoint_->fid, buffer.data(), &bytes), "asking for the endpoint's address failed");
+  check(::fi_getname(&endpoint_->fid, buffer.data(), &bytes),
+        "asking for the endpoint's address failed");
   return {buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(bytes)};
 }
 
@@ -141,8 +151,8 @@ ssize_t Endpoint::write(const Target& target, const void* data, uint64_t bytes, 
   return post(target, data, bytes, descriptor, 0, 0, context);
 }
 
-ssize_t Endpoint::write_with_imm(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-                                 uint32_t imm, void* context) {
+ssize_t Endpoint::write_with_imm(const Target& target, const void* data, uint64_t bytes,
+                                 void* descriptor, uint32_t imm, void* context) {
   return post(target, data, bytes, descriptor, imm, FI_REMOTE_CQ_DATA, context);
 }
 
@@ -156,12 +166,14 @@ size_t Endpoint::poll(Completion* out, size_t capacity) {
     if (::fi_cq_readerr(completions_.get(), &failed, 0) != 1) return 0;
     const char* text =
         ::fi_cq_strerror(completions_.get(), failed.prov_errno, failed.err_data, nullptr, 0);
-    out[0] = Completion{failed.op_context, false, 0, failed.err,
-                        std::string(::fi_strerror(failed.err)) + (text ? std::string(", ") + text : "")};
+    out[0] =
+        Completion{failed.op_context, false, 0, failed.err,
+                   std::string(::fi_strerror(failed.err)) + (text ? std::string(", ") + text : "")};
     return 1;
   }
   if (got < 0) {
-    out[0] = Completion{nullptr, false, 0, static_cast<int>(-got), ::fi_strerror(static_cast<int>(-got))};
+    out[0] = Completion{nullptr, false, 0, static_cast<int>(-got),
+                        ::fi_strerror(static_cast<int>(-got))};
     return 1;
   }
   for (size_t i = 0; i < static_cast<size_t>(got); ++i) {

@@ -1,5 +1,6 @@
-// RAII around libfabric: the fabric of a Core, and one endpoint (domain, queue, address table) per proxy.
-// Errors at set-up throw NativeError; on the data path they are return values. Used by libfabric_transport.h.
+// RAII around libfabric: the fabric of a Core, and one endpoint (domain, queue, address table) per
+// proxy. Errors at set-up throw NativeError; on the data path they are return values. Used by
+// libfabric_transport.h.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -75,16 +76,18 @@ class Endpoint {
     uint64_t address;
     uint64_t key;
   };
-  // Posts a write that completes when it is visible at the target. 0, or -FI_EAGAIN, or another error.
-  ssize_t write(const Target& target, const void* data, uint64_t bytes, void* descriptor, void* context);
+  // Posts a write that completes when it is visible at the target. 0, or -FI_EAGAIN, or another
+  // error.
+  ssize_t write(const Target& target, const void* data, uint64_t bytes, void* descriptor,
+                void* context);
   ssize_t write_with_imm(const Target& target, const void* data, uint64_t bytes, void* descriptor,
                          uint32_t imm, void* context);
   // Reads at most `capacity` completions; 0 = the queue is empty.
   size_t poll(Completion* out, size_t capacity);
 
  private:
-  ssize_t post(const Target& target, const void* data, uint64_t bytes, void* descriptor, uint64_t imm,
-               uint64_t flags, void* context);
+  ssize_t post(const Target& target, const void* data, uint64_t bytes, void* descriptor,
+               uint64_t imm, uint64_t flags, void* context);
 
   uint64_t max_bytes_ = 0;
   bool offset_addressing_ = true;

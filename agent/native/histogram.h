@@ -1,5 +1,6 @@
-// Exponential histogram of durations with a fixed set of buckets and atomic counts: bucket i of scale s holds
-// (base^i, base^(i+1)] seconds, base = 2^(2^-s). From under 1 ns to 1,024 s. Filled by proxies, read by Python.
+// Exponential histogram of durations with a fixed set of buckets and atomic counts: bucket i of
+// scale s holds (base^i, base^(i+1)] seconds, base = 2^(2^-s). From under 1 ns to 1,024 s. Filled
+// by proxies, read by Python.
 #pragma once
 
 #include <atomic>

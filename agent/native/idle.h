@@ -1,5 +1,6 @@
-// How a proxy waits when it has nothing to do: spin shortly, then a timed sleep that doubles from 5 to 50 µs,
-// then (a second without any activity) block on its wake-up eventfd for at most 2 ms. Used by loop.h only.
+// How a proxy waits when it has nothing to do: spin shortly, then a timed sleep that doubles from 5
+// to 50 µs, then (a second without any activity) block on its wake-up eventfd for at most 2 ms.
+// Used by loop.h only.
 #pragma once
 
 #include <poll.h>
@@ -16,7 +17,8 @@ enum class IdleMode : uint8_t { kSpin, kAdaptive };
 
 class Idle {
  public:
-  // `crowded`: there are not clearly more cores than proxies, so spinning would starve what we wait for.
+  // `crowded`: there are not clearly more cores than proxies, so spinning would starve what we wait
+  // for.
   Idle(IdleMode mode, bool crowded) : mode_(mode), spins_(crowded ? 8 : 2000) {}
 
   void worked() {

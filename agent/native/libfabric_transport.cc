@@ -8,9 +8,12 @@ namespace {
 
 constexpr size_t kMaxBatch = 64;
 
-// Proxy `s` of a rank with `ps` proxies and proxy `j` of one with `pj` talk to each other where either sends
-// to the other: i sends to i modulo the other's number. Symmetric, so that credits have a way back.
-bool partners(uint32_t s, uint32_t ps, uint32_t j, uint32_t pj) { return s % pj == j || j % ps == s; }
+// Proxy `s` of a rank with `ps` proxies and proxy `j` of one with `pj` talk to each other where
+// either sends to the other: i sends to i modulo the other's number. Symmetric, so that credits
+// have a way back.
+bool partners(uint32_t s, uint32_t ps, uint32_t j, uint32_t pj) {
+  return s % pj == j || j % ps == s;
+}
 
 uint32_t partners_below(uint32_t s_end, uint32_t ps, uint32_t j, uint32_t pj) {
   uint32_t out = 0;
@@ -33,8 +36,10 @@ LibfabricTransport::LibfabricTransport(const Fabric& fabric, uint32_t index, con
       count_(count),
       domains_(room_for_domains(shape.world, proxies)),
       endpoint_(fabric),
-      mailboxes_(Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "mailboxes")),
-      staging_(Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "records to send")),
+      mailboxes_(
+          Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "mailboxes")),
+      staging_(Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes,
+                                  "records to send")),
       mailbox_key_(endpoint_.register_memory(mailboxes_.data(), mailboxes_.bytes())),
       staging_key_(endpoint_.register_memory(staging_.data(), staging_.bytes())),
       operations_(kOperations),
@@ -59,7 +64,8 @@ void LibfabricTransport::open(Epoch& epoch) {
     if (epoch.local(rank)) continue;
     const uint32_t others = epoch.proxies_of(rank);
     for (uint32_t s = 0; s < others; ++s) {
-      if (partners(s, others, index_, own_proxies_)) add_link(rank, s, static_cast<uint32_t>(links_.size()));
+      if (partners(s, others, index_, own_proxies_))
+        add_link(rank, s, static_cast<uint32_t>(links_.size()));
     }
   }
   owing_.reserve(links_.size());
@@ -69,7 +75,8 @@ void LibfabricTransport::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   const uint32_t their_domain = domain_at(rank, proxy);
   const uint32_t their_room = room_for_domains(shape_.world, epoch_->proxies_of(rank));
   if (own_domain >= domains_ || their_domain >= their_room) {
-    throw NativeError("the group needs more than " + std::to_string(std::min(domains_, their_room)) +
+    throw NativeError("the group needs more than " +
+                      std::to_string(std::min(domains_, their_room)) +
                       " mailboxes at one proxy: give each rank more proxies, or fewer ranks");
   }
   const ProxyBlob& blob = epoch_->remote(rank).proxies[proxy];
@@ -80,7 +87,8 @@ void LibfabricTransport::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   link->domain = their_domain;
   link->mailbox = {blob.mailbox.key, blob.mailbox.base + uint64_t{their_domain} * kMailboxBytes};
   link->regions = &blob.regions;
-  link->outbox = Outbox(reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
+  link->outbox = Outbox(
+      reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
   link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
   if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
   links_.push_back(std::move(link));
@@ -110,9 +118,10 @@ size_t LibfabricTransport::connect() {
     const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link->rank));
     const RemoteKey& mailbox = epoch_->remote(link->rank).proxies[link->proxy].mailbox;
     const std::byte* zeros = staging_.data() + uint64_t{domains_} * kMailboxBytes;
-    link->probed = posted(endpoint_.write({link->peer, mailbox.base + room * kMailboxBytes, mailbox.key}, zeros,
-                                          8, staging_key_.descriptor, operation),
-                          operation);
+    link->probed =
+        posted(endpoint_.write({link->peer, mailbox.base + room * kMailboxBytes, mailbox.key},
+                               zeros, 8, staging_key_.descriptor, operation),
+               operation);
   }
   return missing;
 }
@@ -126,7 +135,8 @@ std::string LibfabricTransport::unreachable() const {
   return "";
 }
 
-Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes) {
+Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, Ring* ring,
+                                              uint64_t bytes) {
   if (free_.empty()) return nullptr;
   Operation* operation = free_.back();
   free_.pop_back();
@@ -214,7 +224,8 @@ void LibfabricTransport::send_credits() {
   }
 }
 
-bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring) {
+bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
+                                     Ring* ring) {
   if (!link.outbox.room(record.kind != RecordKind::kSignal)) {
     if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
     return false;
@@ -227,7 +238,8 @@ bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operatio
   record.consumed = static_cast<uint32_t>(link.inbox.total());
   const uint32_t imm = pack_imm({kImmControl, link.domain, link.outbox.sequence()});
   const Endpoint::Target target{
-      link.peer, link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord), link.mailbox.key};
+      link.peer, link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord),
+      link.mailbox.key};
   const ControlRecord* staged = link.outbox.stage(record);
   const ssize_t result = endpoint_.write_with_imm(target, staged, sizeof(ControlRecord),
                                                   staging_key_.descriptor, imm, operation);
@@ -239,7 +251,7 @@ bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operatio
 }
 
 RecordView LibfabricTransport::view_of(const Link& link) const {
-  return {epoch_->plan().epoch,         link.rank,  shape_.rank, shape_.rings, shape_.signals,
+  return {epoch_->plan().epoch,          link.rank, shape_.rank, shape_.rings, shape_.signals,
           epoch_->proxies_of(link.rank), link.proxy};
 }
 

@@ -1,6 +1,6 @@
-// Ranks of other nodes: payload by RDMA writes, signals and barrier records through the peer's mailbox. One per
-// proxy, used by its thread only. Every operation completes when it is visible at the target, so a completion
-// is all that DRAIN needs.
+// Ranks of other nodes: payload by RDMA writes, signals and barrier records through the peer's
+// mailbox. One per proxy, used by its thread only. Every operation completes when it is visible at
+// the target, so a completion is all that DRAIN needs.
 #pragma once
 
 #include <rdma/fi_errno.h>
@@ -18,7 +18,7 @@
 namespace epfabric::agent {
 
 struct Limits {
-  uint32_t inflight = 256;           // operations per destination rank and proxy
+  uint32_t inflight = 256;  // operations per destination rank and proxy
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
 };
@@ -28,17 +28,17 @@ struct Link {
   uint32_t rank = 0;
   uint32_t proxy = 0;
   fi_addr_t peer = FI_ADDR_UNSPEC;
-  RemoteKey mailbox;          // where our records go: base is that of our domain's slots
-  uint32_t domain = 0;        // the receiver's name for us
+  RemoteKey mailbox;    // where our records go: base is that of our domain's slots
+  uint32_t domain = 0;  // the receiver's name for us
   const std::vector<RemoteKey>* regions = nullptr;
   Outbox outbox;
   Inbox inbox;
   uint32_t inflight = 0;
   uint64_t inflight_bytes = 0;
-  uint64_t progress_ns = 0;   // last completion, or first operation after none
-  uint64_t busy_since_ns = 0; // refused posts without any success since; 0 = none
-  int error = 0;              // a post that failed for another reason than a full queue
-  bool owes = false;          // in the list of credits to send
+  uint64_t progress_ns = 0;    // last completion, or first operation after none
+  uint64_t busy_since_ns = 0;  // refused posts without any success since; 0 = none
+  int error = 0;               // a post that failed for another reason than a full queue
+  bool owes = false;           // in the list of credits to send
   bool probed = false;
   bool connected = false;
   bool broken = false;
@@ -47,7 +47,7 @@ struct Link {
 struct Operation {
   fi_context2 context{};  // first: the completion names it
   Link* link = nullptr;
-  Ring* ring = nullptr;   // nullptr: nothing waits for it
+  Ring* ring = nullptr;  // nullptr: nothing waits for it
   uint64_t ticket = 0;
   uint64_t bytes = 0;
   enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe } kind = Kind::kPart;
@@ -107,7 +107,7 @@ class LibfabricTransport {
   ProxyCount& count_;
   const uint32_t domains_;  // mailboxes that there is room for
   Endpoint endpoint_;
-  Mapping mailboxes_;       // by own domain, then a scratch page that probes write to
+  Mapping mailboxes_;  // by own domain, then a scratch page that probes write to
   Mapping staging_;
   LocalKey mailbox_key_;
   LocalKey staging_key_;
@@ -150,12 +150,14 @@ void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
   Link& link = *links_[imm.domain];
   ControlRecord record;
   if (!link.inbox.take(imm.sequence, record)) {
-    fail(static_cast<int>(link.rank), "it sent record " + std::to_string(imm.sequence) + " out of order");
+    fail(static_cast<int>(link.rank),
+         "it sent record " + std::to_string(imm.sequence) + " out of order");
     return;
   }
   count_.records_received.add(1);
   const char* fault = fault_of(record, view_of(link));
-  if (fault == nullptr && !link.outbox.acknowledge(record.consumed)) fault = "credit for what was not sent";
+  if (fault == nullptr && !link.outbox.acknowledge(record.consumed))
+    fault = "credit for what was not sent";
   if (fault == nullptr) fault = take(link, record);
   if (fault != nullptr) {
     fail(static_cast<int>(link.rank), std::string("it sent a bad record: ") + fault);
@@ -191,12 +193,13 @@ void LibfabricTransport::watch(Fail&& fail) {
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
     if (link->error != 0) {
-      fail(static_cast<int>(link->rank), std::string("a write to it cannot be posted: ") + ::fi_strerror(link->error));
+      fail(static_cast<int>(link->rank),
+           std::string("a write to it cannot be posted: ") + ::fi_strerror(link->error));
       return;
     }
     if (!waits && !busy) continue;
-    fail(static_cast<int>(link->rank), "it acknowledged nothing for " +
-                                           std::to_string(limits_.stall_ns / 1'000'000) + " ms");
+    fail(static_cast<int>(link->rank),
+         "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");
     return;
   }
 }

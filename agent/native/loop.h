@@ -1,6 +1,7 @@
-// A proxy's loop: take up to 32 commands (control before bulk, least recently served ring first), post them,
-// poll completions, retire in order, advance the counters; then wait if there was nothing. No allocation, lock,
-// map or virtual call per command. Instantiated in proxy.cc for each transport.
+// A proxy's loop: take up to 32 commands (control before bulk, least recently served ring first),
+// post them, poll completions, retire in order, advance the counters; then wait if there was
+// nothing. No allocation, lock, map or virtual call per command. Instantiated in proxy.cc for each
+// transport.
 #pragma once
 
 #include "proxy.h"

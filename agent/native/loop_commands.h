@@ -1,4 +1,5 @@
-// The part of a proxy's loop that serves rings: from a visible slot to a posted command. Included by proxy.cc.
+// The part of a proxy's loop that serves rings: from a visible slot to a posted command. Included
+// by proxy.cc.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,8 @@ uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
     const bool holds = ring.holding() || (left > 0 && ring.take(view_, left));
     used = budget - left;
     uint32_t now = 0;
-    if (holds && left > 0 && (ring.held().command.op != Op::kWrite) == control) now = serve(ring, left);
+    if (holds && left > 0 && (ring.held().command.op != Op::kWrite) == control)
+      now = serve(ring, left);
     used += now;
     if (now > 0) {
       served[served_count++] = &ring;
@@ -40,7 +42,8 @@ uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
   return used;
 }
 
-// Posts the held command and takes further ones, until the ring is empty, busy, or the budget is spent.
+// Posts the held command and takes further ones, until the ring is empty, busy, or the budget is
+// spent.
 template <class Remote>
 uint32_t Loop<Remote>::serve(Ring& ring, uint32_t budget) {
   uint32_t left = budget;
@@ -62,8 +65,8 @@ bool Loop<Remote>::advance(Ring& ring) {
     case Op::kBarrier:
       return advance_barrier(ring, held);
     default:
-      // DRAIN: tickets retire in order and a write completes when it is visible at its target, so this
-      // one's turn to retire comes exactly when all earlier ones are.
+      // DRAIN: tickets retire in order and a write completes when it is visible at its target, so
+      // this one's turn to retire comes exactly when all earlier ones are.
       ring.finish();
       return true;
   }

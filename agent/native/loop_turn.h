@@ -1,5 +1,5 @@
-// The rest of a proxy's loop: turns, requests, records from peers, the barrier's delegate, failure, idling.
-// Included by proxy.cc.
+// The rest of a proxy's loop: turns, requests, records from peers, the barrier's delegate, failure,
+// idling. Included by proxy.cc.
 #pragma once
 
 #include "loop.h"
@@ -12,9 +12,9 @@ Loop<Remote>::Loop(Proxy& proxy, Remote& remote)
     : proxy_(proxy),
       remote_(remote),
       shape_(proxy.segments_.shape()),
-      signal_values_(Mapping::anonymous(
-          uint64_t{shape_.rings / proxy.proxies_ + 1} * shape_.world * shape_.signals * sizeof(uint64_t),
-          "signal values")),
+      signal_values_(Mapping::anonymous(uint64_t{shape_.rings / proxy.proxies_ + 1} * shape_.world *
+                                            shape_.signals * sizeof(uint64_t),
+                                        "signal values")),
       idle_(proxy.settings_.idle, std::thread::hardware_concurrency() < 4) {
   for (const auto& ring : proxy.rings_) {
     if (ring->index() % proxy.proxies_ == proxy.index_) order_.push_back(ring.get());
@@ -46,7 +46,8 @@ void Loop<Remote>::turn() {
   worked = completions > 0 || worked;
   for (Ring* ring : order_) worked = ring->retire() || worked;
   if (completions == 0) {
-    proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);  // partner: settled() of a delegate
+    proxy_.settle_.store((mark | 1) + 1,
+                         std::memory_order_release);  // partner: settled() of a delegate
   }
   if (now_ns_ - beat_ns_ > 10'000'000) beat();
   if (worked) {
@@ -56,7 +57,8 @@ void Loop<Remote>::turn() {
   idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { proxy_.block(ns); });
 }
 
-// Every 10 ms: the heartbeat (proxy 0), links without progress, links that are still to be connected.
+// Every 10 ms: the heartbeat (proxy 0), links without progress, links that are still to be
+// connected.
 template <class Remote>
 void Loop<Remote>::beat() {
   beat_ns_ = now_ns_;
@@ -88,7 +90,8 @@ bool Loop<Remote>::handle_request() {
   Request* request = proxy_.pending_request();
   if (request == nullptr) return false;
   try {
-    if (request->kind == Request::Kind::kAddRegion) request->key = remote_.add_region(*request->region);
+    if (request->kind == Request::Kind::kAddRegion)
+      request->key = remote_.add_region(*request->region);
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
   } catch (const NativeError& error) {
     request->error = error.what();
@@ -105,7 +108,8 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
   if (proxy_.index_ == 0) {
     position_ = epoch->position_of(shape_.rank);
     if (epoch->delegate_of(epoch->node()) == shape_.rank) {
-      delegate_ = std::make_unique<Delegate>(epoch->barrier_plan(), epoch->meeting(), epoch->stats());
+      delegate_ =
+          std::make_unique<Delegate>(epoch->barrier_plan(), epoch->meeting(), epoch->stats());
     }
   }
   epoch_ = epoch;
@@ -117,8 +121,10 @@ template <class Remote>
 const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& record) {
   if (record.kind == RecordKind::kCredit) return nullptr;
   if (record.kind == RecordKind::kSignal) {
-    // Partner: the pod's wait_at_least(); the payload came before the record on the same connection.
-    platform::store_release(proxy_.segments_.signal(link.rank, record.ring, record.index), record.value);
+    // Partner: the pod's wait_at_least(); the payload came before the record on the same
+    // connection.
+    platform::store_release(proxy_.segments_.signal(link.rank, record.ring, record.index),
+                            record.value);
     return nullptr;
   }
   if (!delegate_) return "a barrier record for a rank that is no delegate";
@@ -129,18 +135,20 @@ template <class Remote>
 bool Loop<Remote>::step_barrier() {
   if (!epoch_->running()) return false;
   return delegate_->step(
-      platform::clock_ns(), [this](uint32_t rank, const ControlRecord& record) { return remote_.send(rank, record); },
+      platform::clock_ns(),
+      [this](uint32_t rank, const ControlRecord& record) { return remote_.send(rank, record); },
       [this] { return settled(); });
 }
 
-// Whatever a peer's proxy saw acknowledged before its rank entered the barrier may still lie in the queue of a
-// proxy of this node: each of them has to come to the end of its queue once.
+// Whatever a peer's proxy saw acknowledged before its rank entered the barrier may still lie in the
+// queue of a proxy of this node: each of them has to come to the end of its queue once.
 template <class Remote>
 bool Loop<Remote>::settled() {
   if (!settling_) {
     settling_ = true;
     unsettled_.clear();
-    for (const Proxy* proxy : epoch_->proxies()) unsettled_.emplace_back(proxy, proxy->settle_mark());
+    for (const Proxy* proxy : epoch_->proxies())
+      unsettled_.emplace_back(proxy, proxy->settle_mark());
   }
   std::erase_if(unsettled_, [](const auto& entry) {
     return (entry.second & 1) == 0 || entry.first->settle_mark() != entry.second;
@@ -155,9 +163,10 @@ void Loop<Remote>::fail(int rank, const std::string& text) {
   if (!epoch_ || failed_) return;
   failed_ = true;
   const std::string who = rank < 0 ? "a peer" : "rank " + std::to_string(rank);
-  epoch_->fail({"failed", epoch_->plan().group, rank,
-                rank < 0 ? std::vector<uint32_t>{} : std::vector<uint32_t>{static_cast<uint32_t>(rank)},
-                "rank " + std::to_string(shape_.rank) + " lost " + who + ": " + text});
+  epoch_->fail(
+      {"failed", epoch_->plan().group, rank,
+       rank < 0 ? std::vector<uint32_t>{} : std::vector<uint32_t>{static_cast<uint32_t>(rank)},
+       "rank " + std::to_string(shape_.rank) + " lost " + who + ": " + text});
 }
 
 template <class Remote>
@@ -173,8 +182,8 @@ void Loop<Remote>::barrier_timed_out() {
     text += "missing ranks:";
     for (const uint32_t rank : missing) text += " " + std::to_string(rank);
   }
-  epoch_->fail({"barrier_timeout", epoch_->plan().group, missing.empty() ? -1 : static_cast<int>(missing[0]),
-                missing, text});
+  epoch_->fail({"barrier_timeout", epoch_->plan().group,
+                missing.empty() ? -1 : static_cast<int>(missing[0]), missing, text});
 }
 
 }  // namespace epfabric::agent

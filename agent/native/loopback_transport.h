@@ -1,5 +1,5 @@
-// Ranks of the same node, host memory: the writer's proxy copies into the destination session's region and
-// stores the signal word. Done when it returns. Used by loop.h.
+// Ranks of the same node, host memory: the writer's proxy copies into the destination session's
+// region and stores the signal word. Done when it returns. Used by loop.h.
 #pragma once
 
 #include <cstring>
@@ -22,7 +22,8 @@ struct LocalTarget {
 class LoopbackTransport {
  public:
   LoopbackTransport() = default;
-  LoopbackTransport(uint32_t own_rank, const std::vector<Region>* own, std::span<const LocalTarget> targets)
+  LoopbackTransport(uint32_t own_rank, const std::vector<Region>* own,
+                    std::span<const LocalTarget> targets)
       : own_rank_(own_rank), own_(own), targets_(targets) {}
 
   bool serves(uint32_t rank) const { return targets_[rank].segments != nullptr; }

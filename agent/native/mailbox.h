@@ -1,6 +1,6 @@
-// The two ends of a mailbox: a ring of control records in the receiver's memory that one peer writes. The
-// sender never has more records under way than the receiver has slots: it counts what the receiver said it
-// consumed. Used by the libfabric transport; knows no network.
+// The two ends of a mailbox: a ring of control records in the receiver's memory that one peer
+// writes. The sender never has more records under way than the receiver has slots: it counts what
+// the receiver said it consumed. Used by the libfabric transport; knows no network.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ namespace epfabric::agent {
 
 inline constexpr uint32_t kMailboxSlots = 64;
 inline constexpr uint32_t kMailboxBytes = kMailboxSlots * sizeof(ControlRecord);
-inline constexpr uint32_t kMailboxReserve = 8;  // slots that only credits and barrier records may use
+inline constexpr uint32_t kMailboxReserve =
+    8;  // slots that only credits and barrier records may use
 static_assert((kMailboxSlots & (kMailboxSlots - 1)) == 0);
 static_assert(kMailboxSlots <= 16384, "sequences beyond what the receiver acknowledged");
 
@@ -55,7 +56,8 @@ class Inbox {
   // Copies the record whose immediate carried `sequence`; false when that is not the next one.
   bool take(uint16_t sequence, ControlRecord& out) {
     if (sequence != static_cast<uint16_t>(consumed_)) return false;
-    std::memcpy(&out, slots_ + (consumed_ & (kMailboxSlots - 1)) * sizeof(ControlRecord), sizeof(out));
+    std::memcpy(&out, slots_ + (consumed_ & (kMailboxSlots - 1)) * sizeof(ControlRecord),
+                sizeof(out));
     consumed_ += 1;
     return true;
   }

@@ -1,6 +1,6 @@
-// Where the ranks of one node meet in a barrier: counters in agent memory, no network. Each rank's proxy 0
-// enters and leaves; the node's delegate (barrier.h) releases. Barriers have numbers 0, 1, 2, …; number n+1
-// cannot fill before every rank has left n, so two sets of time stamps are enough.
+// Where the ranks of one node meet in a barrier: counters in agent memory, no network. Each rank's
+// proxy 0 enters and leaves; the node's delegate (barrier.h) releases. Barriers have numbers 0, 1,
+// 2, …; number n+1 cannot fill before every rank has left n, so two sets of time stamps are enough.
 #pragma once
 
 #include <array>
@@ -35,7 +35,8 @@ class Meeting {
   // A rank has nothing outstanding any more. True for the last one.
   bool enter(uint64_t number, uint32_t position, uint64_t now_ns) {
     entered_[position].store(number + 1, std::memory_order_relaxed);
-    if (inside_.fetch_add(1, std::memory_order_acq_rel) + 1 != (number + 1) * members_) return false;
+    if (inside_.fetch_add(1, std::memory_order_acq_rel) + 1 != (number + 1) * members_)
+      return false;
     stamps_[number & 1].entered_ns.store(now_ns, std::memory_order_relaxed);
     stamps_[number & 1].last_position.store(position, std::memory_order_relaxed);
     full_.store(number + 1, std::memory_order_release);  // partner: full()
@@ -52,7 +53,9 @@ class Meeting {
     stamps_[number & 1].released_ns.store(now_ns, std::memory_order_relaxed);
     released_.store(number + 1, std::memory_order_release);  // partner: released()
   }
-  bool released(uint64_t number) const { return released_.load(std::memory_order_acquire) > number; }
+  bool released(uint64_t number) const {
+    return released_.load(std::memory_order_acquire) > number;
+  }
 
   // A rank retires its BARRIER. True for the last one, which records the times.
   bool leave(uint64_t number) {

@@ -37,8 +37,7 @@ class Mapping {
  public:
   Mapping() = default;
   // Shared, writable mapping of a descriptor. MADV_DONTFORK: no child of the agent keeps it.
-  Mapping(int fd, uint64_t bytes, const std::string& what)
-      : Mapping(bytes, MAP_SHARED, fd, what) {}
+  Mapping(int fd, uint64_t bytes, const std::string& what) : Mapping(bytes, MAP_SHARED, fd, what) {}
   // Zeroed memory that costs nothing until it is touched.
   static Mapping anonymous(uint64_t bytes, const std::string& what) {
     return Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, what);

@@ -1,5 +1,5 @@
-// The Python module epfabric_agent._native: the only file that knows Python. Every call that can block
-// releases the GIL. The types are described in epfabric_agent/_native.pyi.
+// The Python module epfabric_agent._native: the only file that knows Python. Every call that can
+// block releases the GIL. The types are described in epfabric_agent/_native.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -20,7 +20,9 @@ namespace {
 constexpr uint64_t kMs = 1'000'000;
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
-nb::bytes to_bytes(const std::vector<std::byte>& data) { return nb::bytes(data.data(), data.size()); }
+nb::bytes to_bytes(const std::vector<std::byte>& data) {
+  return nb::bytes(data.data(), data.size());
+}
 
 std::vector<std::byte> from_bytes(const nb::bytes& data) {
   const auto* begin = static_cast<const std::byte*>(data.data());
@@ -157,11 +159,12 @@ void bind_session(nb::module_& module) {
       .def_ro("offset", &RegionInfo::offset)
       .def_ro("bytes", &RegionInfo::bytes);
   nb::class_<RemoteRank>(module, "RemoteRank")
-      .def("__init__",
-           [](RemoteRank* self, uint32_t rank, uint32_t node, const nb::bytes& blob) {
-             new (self) RemoteRank{rank, node, from_bytes(blob)};
-           },
-           "rank"_a, "node"_a, "blob"_a)
+      .def(
+          "__init__",
+          [](RemoteRank* self, uint32_t rank, uint32_t node, const nb::bytes& blob) {
+            new (self) RemoteRank{rank, node, from_bytes(blob)};
+          },
+          "rank"_a, "node"_a, "blob"_a)
       .def_ro("rank", &RemoteRank::rank)
       .def_ro("node", &RemoteRank::node)
       .def_prop_ro("blob", [](const RemoteRank& self) { return to_bytes(self.blob); });
@@ -181,11 +184,13 @@ void bind_session(nb::module_& module) {
              }
              return out;
            })
-      .def("drain", [](const Session& self, uint64_t ms) { return self.drain(ms * kMs); }, "timeout_ms"_a,
-           Unlocked())
+      .def(
+          "drain", [](const Session& self, uint64_t ms) { return self.drain(ms * kMs); },
+          "timeout_ms"_a, Unlocked())
       .def("counters", &session_dict)
-      .def("close", [](Session& self, uint64_t ms) { self.close(ms * kMs); }, "timeout_ms"_a = 5000,
-           Unlocked());
+      .def(
+          "close", [](Session& self, uint64_t ms) { self.close(ms * kMs); }, "timeout_ms"_a = 5000,
+          Unlocked());
 }
 
 void bind_core(nb::module_& module) {
@@ -196,36 +201,41 @@ void bind_core(nb::module_& module) {
       .def_ro("ranks", &Event::ranks)
       .def_ro("detail", &Event::detail);
   nb::class_<Core>(module, "Core")
-      .def("__init__",
-           [](Core* self, const std::string& address, const std::string& provider, uint32_t drain_batch,
-              uint32_t max_inflight, uint64_t max_inflight_bytes, const std::string& idle,
-              int histogram_scale, uint64_t stall_ms, uint64_t connect_ms) {
-             new (self) Core({address,
-                              provider,
-                              drain_batch,
-                              {max_inflight, max_inflight_bytes, stall_ms * kMs},
-                              idle,
-                              histogram_scale,
-                              connect_ms * kMs});
-           },
-           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
-           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
-           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000, Unlocked())
-      .def("open_session",
-           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings, uint32_t depth,
-              uint32_t signals, const std::vector<int>& cpus, uint64_t quota) {
-             return self.open_session({group, {rank, world, rings, depth, signals}, cpus, quota});
-           },
-           nb::kw_only(), "group"_a, "rank"_a, "world"_a, "rings"_a, "depth"_a, "signals"_a, "cpus"_a,
-           "quota_bytes"_a = kMaxRankBytes, Unlocked())
-      .def("open_epoch",
-           [](Core& self, uint64_t group, uint32_t epoch, const std::vector<std::shared_ptr<Session>>& local,
-              const std::vector<RemoteRank>& remote, uint32_t leader,
-              const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms) {
-             self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes}, local, remote);
-           },
-           "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a, "barrier_timeout_ms"_a,
-           Unlocked())
+      .def(
+          "__init__",
+          [](Core* self, const std::string& address, const std::string& provider,
+             uint32_t drain_batch, uint32_t max_inflight, uint64_t max_inflight_bytes,
+             const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms) {
+            new (self) Core({address,
+                             provider,
+                             drain_batch,
+                             {max_inflight, max_inflight_bytes, stall_ms * kMs},
+                             idle,
+                             histogram_scale,
+                             connect_ms * kMs});
+          },
+          nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
+          "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
+          "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000,
+          Unlocked())
+      .def(
+          "open_session",
+          [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,
+             uint32_t depth, uint32_t signals, const std::vector<int>& cpus, uint64_t quota) {
+            return self.open_session({group, {rank, world, rings, depth, signals}, cpus, quota});
+          },
+          nb::kw_only(), "group"_a, "rank"_a, "world"_a, "rings"_a, "depth"_a, "signals"_a,
+          "cpus"_a, "quota_bytes"_a = kMaxRankBytes, Unlocked())
+      .def(
+          "open_epoch",
+          [](Core& self, uint64_t group, uint32_t epoch,
+             const std::vector<std::shared_ptr<Session>>& local,
+             const std::vector<RemoteRank>& remote, uint32_t leader,
+             const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms) {
+            self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes}, local, remote);
+          },
+          "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a,
+          "barrier_timeout_ms"_a, Unlocked())
       .def("start_epoch", &Core::start_epoch, "group"_a, Unlocked())
       .def("fail_epoch", &Core::fail_epoch, "group"_a, "reason"_a, Unlocked())
       .def("rank_left", &Core::rank_left, "group"_a, "rank"_a, Unlocked())
@@ -239,8 +249,10 @@ void bind_core(nb::module_& module) {
              for (const auto& session : self.sessions()) out.append(session_dict(*session));
              return out;
            })
-      .def("barrier_stats",
-           [](Core& self, uint64_t group) { return barrier_dict(self.barrier_stats(group).get()); }, "group"_a)
+      .def(
+          "barrier_stats",
+          [](Core& self, uint64_t group) { return barrier_dict(self.barrier_stats(group).get()); },
+          "group"_a)
       .def("forget_group", &Core::forget_group, "group"_a)
       .def("close", &Core::close, Unlocked());
 }

@@ -1,4 +1,5 @@
-// A proxy thread's life: pin, open the endpoint, run the loop, end. And how other threads talk to it.
+// A proxy thread's life: pin, open the endpoint, run the loop, end. And how other threads talk to
+// it.
 #include "proxy.h"
 
 #include <pthread.h>
@@ -56,7 +57,8 @@ void Proxy::main() {
   try {
     pin();
     if (settings_.fabric != nullptr) {
-      LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_, settings_.limits, count_);
+      LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_,
+                                settings_.limits, count_);
       address_ = remote.address();
       mailbox_ = remote.mailbox();
       serve(remote);
@@ -120,7 +122,8 @@ void Proxy::run(Request& request, uint64_t timeout_ns) {
   if (!request.error.empty()) throw NativeError(request.error);
 }
 
-// On the thread: the lock is held until answer(), so that a caller who gives up does not pull it away.
+// On the thread: the lock is held until answer(), so that a caller who gives up does not pull it
+// away.
 Request* Proxy::pending_request() {
   mutex_.lock();
   if (request_ != nullptr && !answered_) return request_;

@@ -1,5 +1,6 @@
-// A proxy thread and what others may ask of it: it serves some rings of one session, alone on its core. The
-// thread runs the loop of loop.h, over the transport that was chosen when it started. Made by Session.
+// A proxy thread and what others may ask of it: it serves some rings of one session, alone on its
+// core. The thread runs the loop of loop.h, over the transport that was chosen when it started.
+// Made by Session.
 #pragma once
 
 #include <atomic>
@@ -33,10 +34,11 @@ struct Request {
 
 class Proxy {
  public:
-  // Starts the thread and waits for its endpoint. `rings` are the session's; this proxy serves those with
-  // index % proxies == index. Throws NativeError.
-  Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& settings, const Segments& segments,
-        const std::vector<Region>& regions, std::vector<std::unique_ptr<Ring>>& rings);
+  // Starts the thread and waits for its endpoint. `rings` are the session's; this proxy serves
+  // those with index % proxies == index. Throws NativeError.
+  Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& settings,
+        const Segments& segments, const std::vector<Region>& regions,
+        std::vector<std::unique_ptr<Ring>>& rings);
   ~Proxy();
 
   // Runs `request` on the thread. Throws NativeError when it fails or takes longer than the bound.
@@ -45,7 +47,8 @@ class Proxy {
   void ask_stop();
   bool join(uint64_t timeout_ns);
 
-  // Waits until the thread has begun a new turn, so that it has seen what was stored before the call.
+  // Waits until the thread has begun a new turn, so that it has seen what was stored before the
+  // call.
   bool pass(uint64_t timeout_ns) const;
   void wake();
 

@@ -1,5 +1,5 @@
-// The control record (32 bytes) that agents write into each other's mailboxes, and the immediate that comes
-// with it. Pure: packing, unpacking and validation. Used by mailbox.h and the proxies.
+// The control record (32 bytes) that agents write into each other's mailboxes, and the immediate
+// that comes with it. Pure: packing, unpacking and validation. Used by mailbox.h and the proxies.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ControlRecord {
   uint16_t source = 0;       // rank
   uint16_t destination = 0;  // rank
   uint32_t epoch = 0;
-  uint32_t consumed = 0;     // records of the other direction taken so far, modulo 2^32
+  uint32_t consumed = 0;  // records of the other direction taken so far, modulo 2^32
   uint64_t value = 0;
   uint64_t extra = 0;
 };
@@ -42,18 +42,18 @@ constexpr uint32_t pack_imm(const Imm& imm) {
   return (imm.type << 28) | ((imm.domain & (kMaxDomains - 1)) << 16) | imm.sequence;
 }
 constexpr Imm unpack_imm(uint64_t data) {
-  return {static_cast<uint32_t>(data >> 28) & 15u, static_cast<uint32_t>(data >> 16) & (kMaxDomains - 1),
-          static_cast<uint16_t>(data)};
+  return {static_cast<uint32_t>(data >> 28) & 15u,
+          static_cast<uint32_t>(data >> 16) & (kMaxDomains - 1), static_cast<uint16_t>(data)};
 }
 
 // What a receiving proxy knows about the sender that a record must agree with.
 struct RecordView {
   uint32_t epoch;
-  uint32_t source;            // rank at the other end
-  uint32_t destination;       // own rank
+  uint32_t source;       // rank at the other end
+  uint32_t destination;  // own rank
   uint32_t rings;
   uint32_t signals;
-  uint32_t source_proxies;    // ring r of the source is served by its proxy r % source_proxies
+  uint32_t source_proxies;  // ring r of the source is served by its proxy r % source_proxies
   uint32_t source_proxy;
 };
 

@@ -1,5 +1,5 @@
-// Checks, maps and seals the memory that a pod registers. A memfd that the pod could still shrink, or that
-// has holes, would let the pod kill the agent (SIGBUS) or charge it for the pages.
+// Checks, maps and seals the memory that a pod registers. A memfd that the pod could still shrink,
+// or that has holes, would let the pod kill the agent (SIGBUS) or charge it for the pages.
 #include "region.h"
 
 #include <fcntl.h>
@@ -11,11 +11,13 @@ namespace {
 constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 void check_whole(int fd, uint64_t bytes) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) throw system_error("the region's file descriptor cannot be examined");
+  struct stat info{};
+  if (::fstat(fd, &info) != 0)
+    throw system_error("the region's file descriptor cannot be examined");
   if (static_cast<uint64_t>(info.st_size) != bytes) {
     throw NativeError("the region's memfd has " + std::to_string(info.st_size) + " bytes, not " +
-                      std::to_string(bytes) + ": set its size with ftruncate before registering it");
+                      std::to_string(bytes) +
+                      ": set its size with ftruncate before registering it");
   }
   const off_t hole = ::lseek(fd, 0, SEEK_HOLE);
   if (hole < info.st_size || static_cast<uint64_t>(info.st_blocks) * 512 < bytes) {
@@ -26,10 +28,12 @@ void check_whole(int fd, uint64_t bytes) {
 
 void check_seals(int fd) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0) throw NativeError("the region's file descriptor is not a memfd: use memfd_create()");
+  if (seals < 0)
+    throw NativeError("the region's file descriptor is not a memfd: use memfd_create()");
   if (seals & F_SEAL_SEAL) {
     throw NativeError(
-        "the region's memfd cannot be sealed: create it with MFD_ALLOW_SEALING, leave the sealing to the "
+        "the region's memfd cannot be sealed: create it with MFD_ALLOW_SEALING, leave the sealing "
+        "to the "
         "agent, and register each memfd once");
   }
   if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) {

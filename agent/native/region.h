@@ -16,8 +16,8 @@ struct Region {
   std::byte* at(uint64_t offset) const { return memory.data() + (offset - extent.begin); }
 };
 
-// Maps `fd`, a memfd of `bytes` bytes that its pod has faulted in, then seals it so that the pod can
-// neither truncate it nor punch holes. Throws NativeError with what to do about it.
+// Maps `fd`, a memfd of `bytes` bytes that its pod has faulted in, then seals it so that the pod
+// can neither truncate it nor punch holes. Throws NativeError with what to do about it.
 Region map_region(int fd, uint64_t bytes, uint64_t offset);
 
 }  // namespace epfabric::agent

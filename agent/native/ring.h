@@ -1,12 +1,13 @@
-// One ring as its proxy sees it: takes each command once, holds it until it is posted, and retires tickets in
-// order. Only its proxy calls it, but for taken(), retired() and idle(), which other proxies look at.
+// One ring as its proxy sees it: takes each command once, holds it until it is posted, and retires
+// tickets in order. Only its proxy calls it, but for taken(), retired() and idle(), which other
+// proxies look at.
 #pragma once
-
-#include <atomic>
-#include <vector>
 
 #include <epfabric/fifo.h>
 #include <epfabric/layout.h>
+
+#include <atomic>
+#include <vector>
 
 #include "check.h"
 #include "counters.h"
@@ -41,8 +42,8 @@ class Ring {
     return !Consumer{consumer_.slots, taken, depth_}.peek(0, ignored);
   }
 
-  // Takes the next command if there is one; refused ones are passed over, at most `budget` of them. True
-  // when the ring now holds a command. The slot is read once, here.
+  // Takes the next command if there is one; refused ones are passed over, at most `budget` of them.
+  // True when the ring now holds a command. The slot is read once, here.
   bool take(const SessionView& view, uint32_t& budget) {
     while (!holding_ && budget > 0) {
       if (consumer_.next - retired_.load(std::memory_order_relaxed) + 2 > depth_) return false;
@@ -103,7 +104,8 @@ class Ring {
     }
     if (retired == before) return false;
     retired_.store(retired, std::memory_order_release);  // partner: idle() of another proxy
-    platform::store_release(&shared_->completed, retired);  // partner: the pod's wait for its ticket
+    platform::store_release(&shared_->completed,
+                            retired);  // partner: the pod's wait for its ticket
     return true;
   }
 
@@ -125,7 +127,8 @@ class Ring {
     refused_ += 1;
     platform::store_release(&shared_->last_refused_ticket, consumer_.next);
     platform::store_release(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));
-    platform::store_release(&shared_->refused, refused_);  // partner: the pod's look after `completed`
+    platform::store_release(&shared_->refused,
+                            refused_);  // partner: the pod's look after `completed`
   }
 
   void count_op(Op op) {

@@ -1,5 +1,6 @@
-// The two memfds of a session: the one that its pod writes (slots, abort word) and the one that only the
-// agent writes (counters, signal words, abort word, heartbeat). Made by Session, used by its proxies.
+// The two memfds of a session: the one that its pod writes (slots, abort word) and the one that
+// only the agent writes (counters, signal words, abort word, heartbeat). Made by Session, used by
+// its proxies.
 #pragma once
 
 #include <epfabric/fifo.h>
@@ -26,7 +27,8 @@ class Segments {
   int agent_fd() const { return agent_fd_.get(); }
 
   const Slot* slots(uint32_t ring) const {
-    return reinterpret_cast<const Slot*>(pod_.data() + layout_.slots) + uint64_t{ring} * shape_.depth;
+    return reinterpret_cast<const Slot*>(pod_.data() + layout_.slots) +
+           uint64_t{ring} * shape_.depth;
   }
   RingCounters* counters(uint32_t ring) const {
     return reinterpret_cast<RingCounters*>(agent_.data() + layout_.counters) + ring;

@@ -36,21 +36,24 @@ Session::~Session() {
 }
 
 void Session::require_open() const {
-  if (closed_) throw NativeError("the session of rank " + std::to_string(shape().rank) + " is closed");
+  if (closed_)
+    throw NativeError("the session of rank " + std::to_string(shape().rank) + " is closed");
 }
 
 RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   require_open();
   if (epoch_) throw NativeError("regions are registered before the group's epoch opens");
   if (regions_.size() == kMaxRegions) {
-    throw NativeError("a rank has at most " + std::to_string(kMaxRegions) + " regions: use larger ones");
+    throw NativeError("a rank has at most " + std::to_string(kMaxRegions) +
+                      " regions: use larger ones");
   }
   const uint64_t offset = align_region(region_bytes());
   uint64_t used = 0;
   for (const Region& region : regions_) used += region.memory.bytes();
   if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
-    throw NativeError("the region of " + std::to_string(bytes) + " bytes is over the session's quota of " +
-                      std::to_string(quota_bytes_) + " bytes (" + std::to_string(used) +
+    throw NativeError("the region of " + std::to_string(bytes) +
+                      " bytes is over the session's quota of " + std::to_string(quota_bytes_) +
+                      " bytes (" + std::to_string(used) +
                       " in use): register less, or ask for a larger spec.memory");
   }
   if (offset > kMaxRankBytes || bytes > kMaxRankBytes - offset) {
@@ -128,7 +131,8 @@ void Session::stop(uint64_t timeout_ns) {
   for (const auto& proxy : proxies_) {
     if (!proxy->join(timeout_ns)) {
       throw NativeError("proxy " + std::to_string(proxy->index()) + " of rank " +
-                        std::to_string(shape().rank) + " did not end in time: the machine is overloaded");
+                        std::to_string(shape().rank) +
+                        " did not end in time: the machine is overloaded");
     }
   }
 }
@@ -140,7 +144,8 @@ void Session::close(uint64_t timeout_ns) {
   if (epoch_) {
     // Local peers may be in the middle of a copy into this session's regions.
     for (const Proxy* proxy : epoch_->proxies()) {
-      if (!proxy->pass(timeout_ns)) throw NativeError("a local proxy did not let go of the session in time");
+      if (!proxy->pass(timeout_ns))
+        throw NativeError("a local proxy did not let go of the session in time");
     }
     epoch_->forget(this);
   }

@@ -1,5 +1,5 @@
-// One rank of one pod: its segments, regions, rings and proxies. Made by Core::open_session(), driven from
-// Python through module.cc.
+// One rank of one pod: its segments, regions, rings and proxies. Made by Core::open_session(),
+// driven from Python through module.cc.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,8 @@ class Session {
   // Waits until nothing is visible or outstanding on any ring.
   bool drain(uint64_t timeout_ns) const;
 
-  // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped then).
+  // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped
+  // then).
   void stop(uint64_t timeout_ns);
   // The other local proxies no longer write here either; unmaps everything. Idempotent.
   void close(uint64_t timeout_ns);
@@ -54,7 +55,9 @@ class Session {
   const std::shared_ptr<Epoch>& epoch() const { return epoch_; }
   uint64_t region_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
   uint32_t node_of(uint32_t rank) const { return nodes_.empty() ? 0 : nodes_[rank]; }
-  bool is_local(uint32_t rank) const { return !nodes_.empty() && nodes_[rank] == nodes_[shape().rank]; }
+  bool is_local(uint32_t rank) const {
+    return !nodes_.empty() && nodes_[rank] == nodes_[shape().rank];
+  }
 
  private:
   void require_open() const;

@@ -1,5 +1,6 @@
-// The seam between a proxy and what moves its bytes: a compile-time concept, so that the loop is monomorphic.
-// loopback_transport.h and libfabric_transport.h satisfy it; loop.h is written against it.
+// The seam between a proxy and what moves its bytes: a compile-time concept, so that the loop is
+// monomorphic. loopback_transport.h and libfabric_transport.h satisfy it; loop.h is written against
+// it.
 #pragma once
 
 #include <concepts>
@@ -30,8 +31,8 @@ struct SignalPart {
   uint64_t value;
 };
 
-// What became of a part: `bytes` of it are under way (0 = busy, try again); `pending`: the ring's part_done()
-// will be called for it. A signal counts as one byte.
+// What became of a part: `bytes` of it are under way (0 = busy, try again); `pending`: the ring's
+// part_done() will be called for it. A signal counts as one byte.
 struct Posted {
   uint64_t bytes = 0;
   bool pending = false;
