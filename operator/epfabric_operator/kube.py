@@ -16,9 +16,9 @@ from kubernetes import client, config
 PAGE_SIZE = 500
 TIMEOUT_S = 15
 JSON = "application/json"
-METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=1"
-METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1"
-TABLE = "application/json;as=Table;g=meta.k8s.io;v=1"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1"
 
 Object = dict[str, Any]
 
@@ -92,14 +92,14 @@ class Kube:
             "PATCH",
             path,
             query={"fieldManager": manager, "force": "true"},
-            body=json.dumps(body),
+            body=body,
             content_type="application/apply-patch+yaml",
         )
 
     def merge(self, path: str, body: Object) -> Object:
         """JSON merge patch."""
         return self._request(
-            "PATCH", path, body=json.dumps(body), content_type="application/merge-patch+json"
+            "PATCH", path, body=body, content_type="application/merge-patch+json"
         )
 
     def create(self, path: str, body: Object) -> Object:

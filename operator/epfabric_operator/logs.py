@@ -30,3 +30,5 @@ def configure(form: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # kopf tells of each object that it saw an event of it.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    # It warns that signals are not its own; they are main.py's.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
