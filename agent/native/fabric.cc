@@ -70,7 +70,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address) {
   });
 }
 
-Endpoint::Endpoint(const Fabric& fabric) {
+Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
   fi_info* info = const_cast<fi_info*>(&fabric.info());
   max_bytes_ = info->ep_attr->max_msg_size;
   offset_addressing_ = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) == 0;
@@ -87,10 +87,15 @@ Endpoint::Endpoint(const Fabric& fabric) {
   fi_cq_attr cq{};
   cq.format = FI_CQ_FORMAT_DATA;
   cq.size = kQueueEntries;
-  cq.wait_obj = FI_WAIT_NONE;
-  completions_ = open<fid_cq>("opening the completion queue failed", [&](fid_cq** out) {
-    return ::fi_cq_open(domain_.get(), &cq, out, nullptr);
-  });
+  cq.wait_obj = FI_WAIT_FD;  // where the provider has none, a blocked proxy is late by at most 2 ms
+  fid_cq* queue = nullptr;
+  if (::fi_cq_open(domain_.get(), &cq, &queue, nullptr) == 0) {
+    if (::fi_control(&queue->fid, FI_GETWAIT, &wait_fd_) != 0) wait_fd_ = -1;
+  } else {
+    cq.wait_obj = FI_WAIT_NONE;
+    check(::fi_cq_open(domain_.get(), &cq, &queue, nullptr), "opening the completion queue failed");
+  }
+  completions_.reset(queue);
   endpoint_ = open<fid_ep>("opening the endpoint failed", [&](fid_ep** out) {
     return ::fi_endpoint(domain_.get(), info, out, nullptr);
   });
@@ -99,6 +104,11 @@ Endpoint::Endpoint(const Fabric& fabric) {
         "binding the queue failed");
   check(::fi_enable(endpoint_.get()),
         "enabling the endpoint failed (is the address on this machine?)");
+}
+
+int Endpoint::wait_fd() {
+  fid* waited = &completions_->fid;
+  return wait_fd_ >= 0 && ::fi_trywait(fabric_, &waited, 1) == 0 ? wait_fd_ : -1;
 }
 
 LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {

@@ -70,6 +70,8 @@ class Endpoint {
   std::vector<std::byte> address() const;
   fi_addr_t insert(const std::vector<std::byte>& address);
   uint64_t max_bytes() const { return max_bytes_; }
+  // A descriptor that becomes readable when poll() may find something, if it is safe to wait on it now; or -1.
+  int wait_fd();
 
   struct Target {
     fi_addr_t peer;
@@ -89,6 +91,8 @@ class Endpoint {
   ssize_t post(const Target& target, const void* data, uint64_t bytes, void* descriptor,
                uint64_t imm, uint64_t flags, void* context);
 
+  fid_fabric* fabric_;
+  int wait_fd_ = -1;  // the queue's
   uint64_t max_bytes_ = 0;
   bool offset_addressing_ = true;
   bool own_keys_ = true;

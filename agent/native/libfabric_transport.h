@@ -82,6 +82,7 @@ class LibfabricTransport {
   template <class Fail>
   void watch(Fail&& fail);
 
+  int wait_fd() { return endpoint_.wait_fd(); }
   uint64_t inflight() const { return operations_.size() - free_.size(); }
   RecordView view_of(const Link& link) const;
 

@@ -26,6 +26,7 @@ class NoRemote {
   }
   template <class Fail>
   void watch(Fail&&) {}
+  int wait_fd() { return -1; }
   uint64_t inflight() const { return 0; }
 };
 static_assert(Transport<NoRemote>);

@@ -179,11 +179,12 @@ void Proxy::wake() {
   (void)!::write(wake_fd_.get(), &one, sizeof(one));
 }
 
-void Proxy::block(uint64_t at_most_ns) {
+// `queue_fd` may be -1: poll() leaves it out then.
+void Proxy::block(uint64_t at_most_ns, int queue_fd) {
   blocked_.store(true, std::memory_order_seq_cst);
-  pollfd wait{wake_fd_.get(), POLLIN, 0};
+  std::array<pollfd, 2> wait{{{wake_fd_.get(), POLLIN, 0}, {queue_fd, POLLIN, 0}}};
   const timespec limit{0, static_cast<long>(at_most_ns)};
-  if (::ppoll(&wait, 1, &limit, nullptr) > 0) {
+  if (::ppoll(wait.data(), wait.size(), &limit, nullptr) > 0 && wait[0].revents != 0) {
     uint64_t ignored;
     (void)!::read(wake_fd_.get(), &ignored, sizeof(ignored));
   }

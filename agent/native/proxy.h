@@ -77,7 +77,7 @@ class Proxy {
   void announce(const std::string& error);
   Request* pending_request();
   void answer();
-  void block(uint64_t at_most_ns);
+  void block(uint64_t at_most_ns, int queue_fd);
 
   const uint32_t index_;
   const uint32_t proxies_;
