@@ -116,6 +116,10 @@ def test_fit_brings_the_widest_range_of_a_double_under_the_limit() -> None:
     assert fitted.count == 3
 
 
+def test_fit_never_exports_a_finer_scale_than_backends_store() -> None:
+    assert histogram.fit(counted(np.full(3, 1e-5), 12)).scale == histogram.MAX_SCALE
+
+
 def test_the_cores_fixed_array_loses_only_its_empty_ends() -> None:
     scale, low = 5, -30 * 32
     buckets = [0] * 1216

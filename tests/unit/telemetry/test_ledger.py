@@ -113,6 +113,31 @@ def test_groups_beyond_the_limit_share_one_label_and_lose_no_count() -> None:
     assert total(ledger, "epfabric.commands", OTHER) == beyond
 
 
+def test_a_group_that_ended_keeps_its_label_until_its_series_end() -> None:
+    ledger = Ledger(0)
+    many = tuple(session(f"g{n:03d}", n, 1) for n in range(MAX_GROUPS))
+    ledger.fold(readings(Snapshot(sessions=many)), 0.0, 10)
+    ledger.fold(readings(Snapshot(sessions=many[1:])), 1.0, 20)
+    newcomer = session("new", 1000, 1)
+    ledger.fold(readings(Snapshot(sessions=(*many[1:], newcomer))), 2.0, 30)
+    back = session("g000", 1001, 1)
+    ledger.fold(readings(Snapshot(sessions=(*many[1:], newcomer, back))), 3.0, 40)
+    assert total(ledger, "epfabric.commands", "g000") == 2
+    assert total(ledger, "epfabric.commands", OTHER) == 1
+    assert len(groups(ledger)) == MAX_GROUPS + 1
+
+
+def test_exported_histograms_have_at_most_160_buckets() -> None:
+    ledger = Ledger(0)
+    wide = Histogram(5, -900, (1,) * 1000, 0, 1.0, 1e-9, 10.0)
+    barrier = BarrierSample("ns", "a", 1, {"total": wide})
+    ledger.fold(readings(Snapshot(barriers=(barrier,))), 0.0, 10)
+    (one,) = ledger.series()
+    assert isinstance(one.value, Histogram)
+    assert len(one.value.counts) <= 160
+    assert one.value.count == 1000
+
+
 def test_ranks_of_different_groups_do_not_mix_under_the_shared_label() -> None:
     ledger = Ledger(0)
     samples = tuple(session(f"g{n:03d}", n, fifo_depth=1) for n in range(MAX_GROUPS + 2))
@@ -133,6 +158,11 @@ def test_attribute_values_beyond_the_limit_are_summed_as_other() -> None:
         ledger.fold(readings(Snapshot(barriers=(barrier,))), 0.0, 10)
     assert total(ledger, "epfabric.barrier.stragglers") == sum(stragglers.values())
     assert len(values(ledger)) == 9
+    # What has ended makes room.
+    ledger.fold(readings(Snapshot()), LINGER_S, 20)
+    barrier = BarrierSample("ns", "b", 2, {}, dict.fromkeys(range(8), 1))
+    ledger.fold(readings(Snapshot(barriers=(barrier,))), LINGER_S, 30)
+    assert OTHER not in {dict(attributes)["epfabric.rank"] for _, attributes in values(ledger)}
 
 
 def test_a_gauge_ends_with_its_session() -> None:

@@ -177,6 +177,8 @@ def test_a_new_endpoint_gets_series_that_go_on_where_they_were() -> None:
     ):
         telemetry.flush()
         now[0] = Snapshot()
+        telemetry.apply(config(first.url))
+        assert len(first.requests) == 1, "the same config again restarts nothing"
         telemetry.apply(config(second.url))
         telemetry.flush()
         old = metrics_of(first.wait_for(1)[0])["epfabric.commands"].sum.data_points[0]
