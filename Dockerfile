@@ -3,11 +3,13 @@
 ARG BASE=debian:trixie-slim
 
 FROM ${BASE} AS python
+ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 # Everything is installed into one folder, which the images then copy: no compiler reaches them.
 FROM python AS build
+ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libfabric-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.9
@@ -38,6 +40,7 @@ USER 65532:65532
 ENTRYPOINT ["epfabric-operator"]
 
 FROM python AS agent
+ARG DEBIAN_FRONTEND=noninteractive
 RUN apt-get update && apt-get install -y --no-install-recommends \
     ibverbs-providers libfabric1 libibverbs1 python3-pyverbs \
     && rm -rf /var/lib/apt/lists/*
