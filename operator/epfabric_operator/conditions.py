@@ -172,9 +172,7 @@ def _health(
         if starting
         else Verdict("False", "Done", "the cluster is as spec wants it"),
         "Stalled": stalled,
-        "AgentsReady": agents
-        if counts.assigned
-        else Verdict("False", "NoNodes", "there are no nodes"),
+        "AgentsReady": agents if expected else Verdict("False", "NoNodes", "no node is ready"),
         "Degraded": Verdict("True", "AgentsFailing", f"not usable: {_list(broken)}")
         if broken
         else Verdict("False", "AgentsReady", "no agent that had started fails"),

@@ -98,9 +98,7 @@ class Kube:
 
     def merge(self, path: str, body: Object) -> Object:
         """JSON merge patch."""
-        return self._request(
-            "PATCH", path, body=body, content_type="application/merge-patch+json"
-        )
+        return self._request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
     def create(self, path: str, body: Object) -> Object:
         return self._request("POST", path, body=body, content_type=JSON)

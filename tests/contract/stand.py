@@ -1,0 +1,262 @@
+"""What the contract tests stand on: nodes that stay ready, an operator process, agents' words.
+
+Used by conftest.py. Everything carries a prefix of its own, since the cluster is shared.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import json
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from epfabric_crds import names
+from harness.cluster import Cluster
+from harness.process import HarnessError, Process, wait_until
+
+OPERATOR = Path(sys.executable).with_name("epfabric-operator")
+NAMESPACE = "epfabric-contract"
+WAIT_S = 120.0
+HEARTBEAT_S = 5.0
+
+
+def stamp() -> str:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    return now.replace("+00:00", "Z")
+
+
+class Stand:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.prefix = f"c{uuid.uuid4().hex[:6]}"
+        self._nodes: set[str] = set()
+        self._agents: set[str] = set()
+        self._over = threading.Event()
+        self._beat = threading.Thread(target=self._heartbeat, daemon=True)
+        self._beat.start()
+
+    # --- the API, as an administrator
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.cluster.kubectl(*args, "-o", "json"))
+
+    def find(self, *args: str) -> Any:
+        """The object, or None when it is not there."""
+        text = self.cluster.kubectl("get", *args, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text.strip() else None
+
+    def apply(self, body: dict[str, Any]) -> None:
+        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+    def eventually(self, check: Callable[[], bool], what: str, *processes: Process) -> None:
+        wait_until(check, WAIT_S, what, *processes)
+
+    # --- fabrics
+
+    def fabric(self, name: str, group: str | None = None, **spec: Any) -> dict[str, Any]:
+        """An EPFabric over the nodes of `group`, by default those of its own name."""
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabric",
+            "metadata": {"name": name},
+            "spec": {
+                "nodeSelector": {"contract": group or name},
+                "namespaceSelector": {"matchLabels": {"contract": name}},
+                "transport": {"allowTcp": True},
+                **spec,
+            },
+        }
+
+    def condition(self, kind: str, name: str, type_: str) -> dict[str, Any]:
+        found = self.find(kind, name) or {}
+        conditions = found.get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == type_), {})
+
+    def label(self, node: str) -> str | None:
+        labels: dict[str, str] = self.json("get", "node", node)["metadata"].get("labels", {})
+        return labels.get(names.FABRIC_LABEL)
+
+    # --- nodes
+
+    def node(self, name: str, group: str) -> str:
+        """A Node with a Ready condition; its uid."""
+        self.cluster.kubectl("delete", "node", name, "--ignore-not-found")
+        labels = {"contract": group, "kubernetes.io/hostname": name}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        status = {
+            "status": {
+                "conditions": [
+                    {
+                        "type": "Ready",
+                        "status": "True",
+                        "reason": "Test",
+                        "message": "ready",
+                        "lastHeartbeatTime": stamp(),
+                        "lastTransitionTime": stamp(),
+                    }
+                ],
+                "allocatable": {"pods": "20", "cpu": "8", "memory": "8Gi"},
+                "capacity": {"pods": "20", "cpu": "8", "memory": "8Gi"},
+            }
+        }
+        self.cluster.kubectl(
+            *("patch", "node", name, "--subresource=status", "--type=merge"),
+            *("-p", json.dumps(status)),
+        )
+        self._nodes.add(name)
+        uid: str = self.json("get", "node", name)["metadata"]["uid"]
+        return uid
+
+    def silence(self, node: str) -> None:
+        """The node's kubelet stops, and Kubernetes takes the node for lost."""
+        self._nodes.discard(node)
+        patch = {
+            "status": {
+                "conditions": [
+                    {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+                ]
+            }
+        }
+        self.cluster.kubectl(
+            *("patch", "node", node, "--subresource=status", "-p", json.dumps(patch)),
+        )
+
+    # --- agents
+
+    def agent(self, node: str, transport: str = "True", renewed: str | None = None) -> None:
+        """What a running agent of the node writes: its Lease, then its status."""
+        if renewed is None:
+            self._agents.add(node)
+        self._lease(names.agent_lease(node), NAMESPACE, node, renewed or stamp())
+        message = "libfabric over tcp" if transport == "True" else "no NIC fits"
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": "EPFabricNode",
+            "metadata": {"name": node},
+            "status": {
+                "endpoint": "127.0.0.1:7470",
+                "transport": {"type": "libfabric", "provider": "tcp;ofi_rxm", "reason": message},
+                "sessions": 2,
+                "conditions": [
+                    {
+                        "type": "TransportReady",
+                        "status": transport,
+                        "reason": "Chosen" if transport == "True" else "NoNic",
+                        "message": message,
+                        "lastTransitionTime": stamp(),
+                    }
+                ],
+            },
+        }
+        self.cluster.kubectl(
+            *("apply", "--server-side", "--subresource=status", "--force-conflicts"),
+            *(f"--field-manager={names.AGENT_MANAGER}", "-f", "-"),
+            stdin=json.dumps(body),
+        )
+
+    def mute(self, node: str) -> None:
+        """The agent dies: its Lease is not renewed any more."""
+        self._agents.discard(node)
+        self._lease(names.agent_lease(node), NAMESPACE, node, "2026-01-01T00:00:00.000000Z")
+
+    def _lease(self, name: str, namespace: str, holder: str, renewed: str) -> None:
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 40, "renewTime": renewed},
+        }
+        self.cluster.kubectl(
+            *("apply", "--server-side", "--force-conflicts", "--field-manager=contract", "-f", "-"),
+            stdin=json.dumps(lease),
+        )
+
+    def _heartbeat(self) -> None:
+        while not self._over.wait(HEARTBEAT_S):
+            for node in sorted(self._nodes):
+                with contextlib.suppress(HarnessError):
+                    self._lease(node, "kube-node-lease", node, stamp())
+            for node in sorted(self._agents):
+                with contextlib.suppress(HarnessError):
+                    self._lease(names.agent_lease(node), NAMESPACE, node, stamp())
+
+    # --- tokens and certificate requests
+
+    def token_kubeconfig(self, folder: Path, node: str, account: str = names.AGENT_ACCOUNT) -> Path:
+        """A kubeconfig with a token that is bound to a pod of `account` on `node`."""
+        pod = f"{self.prefix}-{account}-{node}"[:60]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": pod, "namespace": NAMESPACE},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": account,
+                "containers": [{"name": "agent", "image": "none"}],
+            },
+        }
+        self.apply(body)
+        uid = self.json("get", "pod", pod, "-n", NAMESPACE)["metadata"]["uid"]
+        token = self.cluster.kubectl(
+            *("create", "token", account, "-n", NAMESPACE, "--bound-object-kind=Pod"),
+            *(f"--bound-object-name={pod}", f"--bound-object-uid={uid}"),
+        ).strip()
+        config = json.loads(
+            self.cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
+        )
+        config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+        path = folder / f"{pod}.kubeconfig"
+        path.write_text(json.dumps(config))
+        return path
+
+    def csr(self, name: str, pem: bytes, usages: list[str]) -> dict[str, Any]:
+        return {
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "signerName": names.SIGNER,
+                "request": base64.b64encode(pem).decode(),
+                "expirationSeconds": names.CERTIFICATE_SECONDS,
+                "usages": usages,
+            },
+        }
+
+    # --- the operator
+
+    @contextlib.contextmanager
+    def operator(self, name: str = "operator") -> Iterator[Process]:
+        process = self.start_operator(name)
+        try:
+            yield process
+        finally:
+            process.stop()
+
+    def start_operator(self, name: str = "operator") -> Process:
+        process = self.cluster.processes.start(
+            f"{self.prefix}-{name}-{time.monotonic_ns()}",
+            [
+                OPERATOR,
+                "--agent-image=epfabric-agent:test",
+                f"--namespace={NAMESPACE}",
+                f"--kubeconfig={self.cluster.kubeconfig}",
+                "--resync-seconds=1",
+                "--health-port=0",
+            ],
+        )
+        wait_until(lambda: "leading as" in process.tail(1000), WAIT_S, "leading", process)
+        return process
+
+    def close(self) -> None:
+        self._over.set()
+        self._beat.join()
+        for node in sorted(self._nodes):
+            self.cluster.kubectl("delete", "node", node, "--ignore-not-found", "--wait=false")

@@ -1,0 +1,152 @@
+"""Each rule of the API server rejects what it should, with a sentence that a person understands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from epfabric_crds.definitions import FILES, schema
+from harness.cluster import Cluster
+
+CONDITION = {"matchLabels": {"team": "a"}}
+ROCE = {"mode": "Observe", "trust": "pcp", "tos": 96}
+TENANT = {"name": "a", "namespaceSelector": CONDITION}
+
+# What is wrong, and the part of the message that tells it.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"proxies": {"maxInflight": 16385}}, "proxies.maxInflight must be at most 16384"),
+    ({"proxies": {"perGPU": 9}}, "a session has at most 64 rings"),
+    ({"fifo": {"ringsPerProxy": 32}}, "lower proxies.perGPU or fifo.ringsPerProxy"),
+    ({"memory": {"perPod": "65Gi"}}, "memory.perPod is larger than memory.perNode"),
+    ({"memory": {"perPod": "1.5Gi"}}, "memory.perPod must be a whole number of bytes"),
+    ({"memory": {"perNode": "64G"}}, "memory.perNode must be a whole number of bytes"),
+    ({"barrier": {"joinTimeout": "29s"}}, "barrier.joinTimeout must not be shorter"),
+    ({"barrier": {"timeout": "61m", "joinTimeout": "2h"}}, "barrier.timeout must be at most 1h"),
+    ({"barrier": {"timeout": "1m30s"}}, "barrier.timeout must be a whole number with one unit"),
+    ({"barrier": {"joinTimeout": "25h"}}, "barrier.joinTimeout must be at most 24h"),
+    ({"barrier": {"joinTimeout": "soon"}}, "barrier.joinTimeout must be a whole number with one"),
+    (
+        {"transport": {"type": "verbs", "allowTcp": True}},
+        "transport.allowTcp has no meaning with this transport.type",
+    ),
+    ({"transport": {"type": "loopback", "allowTcp": True}}, "set type to auto or libfabric"),
+    ({"nics": {"mode": "Configure"}}, "nics.mode Configure needs a setting to apply"),
+    ({"nics": ROCE}, "nics.tos marks packets by DSCP, but nics.trust is pcp"),
+    ({"nics": {"selector": {"cidrs": ["10.1"]}}}, "not a network in CIDR form"),
+    ({"tenants": [TENANT, TENANT]}, "tenants need distinct names"),
+    (
+        {"tenants": [{"name": "all", "namespaceSelector": {}}, TENANT]},
+        "a tenant whose namespaceSelector is empty matches every namespace and must stand last",
+    ),
+    ({"tenants": [{**TENANT, "maxMemory": "65Gi"}]}, "a tenant's maxMemory is larger"),
+    ({"tenants": [{**TENANT, "maxMemory": "much"}]}, "maxMemory must be a whole number of bytes"),
+    ({"telemetry": {"endpoint": "collector:4318"}}, "telemetry.endpoint must be a URL"),
+    ({"telemetry": {"interval": "100ms"}}, "telemetry.interval must be between 1s and 10m"),
+    (
+        {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+        "operators In and NotIn need values",
+    ),
+    ({"namespaceSelector": None}, "spec.namespaceSelector: Required value"),
+    ({"fifo": {"depth": 1000}}, "Unsupported value: 1000: supported values"),
+    ({"transport": {"type": "tcp"}}, 'supported values: "auto", "verbs", "libfabric", "loopback"'),
+    ({"transprt": {}}, 'unknown field "spec.transprt"'),
+]
+
+# The same fields at their bounds, which must be let through.
+RIGHT: list[dict[str, Any]] = [
+    {},
+    {"proxies": {"maxInflight": 16384, "perGPU": 8}},
+    {"memory": {"perPod": "64Gi", "perNode": "64Gi"}},
+    {"barrier": {"timeout": "1h", "joinTimeout": "24h"}},
+    {"barrier": {"timeout": "500ms", "joinTimeout": "500ms"}},
+    {"transport": {"type": "libfabric", "allowTcp": True}},
+    {"nics": {"mode": "Configure", "mtu": 9000, "trust": "dscp", "tos": 96}},
+    {"nics": {"selector": {"cidrs": ["10.1.0.0/16", "fd00::/8"]}}},
+    {"tenants": [TENANT, {"name": "all", "namespaceSelector": {}, "maxMemory": "64Gi"}]},
+    {"telemetry": {"endpoint": "https://collector.monitoring:4318/otlp", "interval": "1s"}},
+    {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+]
+
+
+def fabric(spec: dict[str, Any], name: str = "contract-rules") -> str:
+    whole = {"namespaceSelector": {}, **spec}
+    return json.dumps(
+        {
+            "apiVersion": "epfabric.io/v1alpha1",
+            "kind": "EPFabric",
+            "metadata": {"name": name},
+            "spec": {k: v for k, v in whole.items() if v is not None},
+        }
+    )
+
+
+@pytest.mark.parametrize(("spec", "sentence"), WRONG)
+def test_what_contradicts_is_refused_with_a_reason(
+    api: Cluster, spec: dict[str, Any], sentence: str
+) -> None:
+    done = api.try_kubectl("create", "--dry-run=server", "-f", "-", stdin=fabric(spec))
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    # Nobody should have to read a rule, a regular expression or a stack of consequences.
+    assert "evaluating rule" not in done.stderr
+    assert "should match" not in done.stderr
+
+
+@pytest.mark.parametrize("spec", RIGHT)
+def test_what_is_at_the_bound_is_let_through(api: Cluster, spec: dict[str, Any]) -> None:
+    api.kubectl("create", "--dry-run=server", "-f", "-", stdin=fabric(spec))
+
+
+@pytest.mark.parametrize("name", ["a.b", "a" * 64])
+def test_a_name_that_is_no_label_is_refused(api: Cluster, name: str) -> None:
+    done = api.try_kubectl("create", "--dry-run=server", "-f", "-", stdin=fabric({}, name))
+    assert done.returncode != 0
+    assert "the name of an EPFabric becomes a label value" in done.stderr
+
+
+def test_what_an_object_stands_for_cannot_change(api: Cluster) -> None:
+    def body(kind: str, **spec: Any) -> str:
+        return json.dumps(
+            {
+                "apiVersion": "epfabric.io/v1alpha1",
+                "kind": kind,
+                "metadata": {"name": "contract-rules", "namespace": "default"},
+                "spec": spec,
+            }
+        )
+
+    changes: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+        ("EPFabricNode", {"fabric": "a", "nodeUid": "1"}, {"fabric": "b"}, "fabric of an"),
+        ("EPFabricNode", {"fabric": "a", "nodeUid": "1"}, {"nodeUid": "2"}, "nodeUid cannot"),
+        ("EPGroup", {"fabric": "a", "worldSize": 2}, {"fabric": "b"}, "the fabric of a group"),
+    ]
+    for kind, before, change, sentence in changes:
+        api.kubectl("apply", "-f", "-", stdin=body(kind, **before))
+        try:
+            done = api.try_kubectl("apply", "-f", "-", stdin=body(kind, **{**before, **change}))
+            assert done.returncode != 0
+            assert sentence in done.stderr
+        finally:
+            api.kubectl("delete", kind.lower(), "contract-rules", "-n", "default")
+
+
+def messages(rule: Mapping[str, Any]) -> Iterator[str]:
+    yield from (v["message"] for v in rule.get("x-kubernetes-validations", ()))
+    for inner in rule.get("properties", {}).values():
+        yield from messages(inner)
+    if "items" in rule:
+        yield from messages(rule["items"])
+
+
+def test_no_rule_is_without_a_case() -> None:
+    told = [sentence for _, sentence in WRONG] + [
+        "the name of an EPFabric becomes a label value",
+        "fabric of an",
+        "nodeUid cannot",
+        "the fabric of a group",
+    ]
+    rules = {message for kind in FILES for message in messages(schema(kind))}
+    assert len(rules) > 15
+    assert not [rule for rule in rules if not any(part in rule for part in told)]
