@@ -22,6 +22,7 @@ class Work:
     tokens: int = 128
     iterations: int = 4
     barriers: int = 1000
+    hold_s: int = 0
 
     @property
     def shape(self) -> moe_plan.Shape:
@@ -32,6 +33,7 @@ class Work:
             f"--tokens={self.tokens}",
             f"--iterations={self.iterations}",
             f"--barriers={self.barriers}",
+            f"--hold-s={self.hold_s}",
         ]
 
 

@@ -1,0 +1,154 @@
+"""The demo's cluster: control plane, Prometheus, chart, nodes and their pods; and its deletion."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from epfabric_crds import names
+from harness import helm
+from harness.cluster import Cluster
+from harness.controlplane import free_ports
+from harness.demo.checks import Wrong
+from harness.demo.show import Show
+from harness.kubelet.kubelet import Kubelet
+from harness.nodes import Nodes
+from harness.process import Processes
+from harness.prometheus import Prometheus
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+NODES = 4
+FABRIC = "moe"
+RELEASE = "epfabric"
+LABEL = "epfabric.io/demo"
+READY_SECONDS = 120
+GONE_SECONDS = 90.0
+IMAGES = {name: [name] for name in ("epfabric-operator", "epfabric-agent")}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the steps of the demo work on."""
+
+    cluster: Cluster
+    prometheus: Prometheus
+    kubelet: Kubelet
+    show: Show
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl(*args, stdin=stdin)
+
+    def get(self, *args: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json"))
+        return found
+
+    def agents(self) -> dict[int, str]:
+        """The processes of the agents: pid → node."""
+        return {
+            pid: pod["spec"]["nodeName"]
+            for pod in self.pods(names.NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")
+            for pid in self.kubelet.pids(names.NAMESPACE, pod["metadata"]["name"])
+        }
+
+    def pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.get("pods", "-n", namespace, "-l", selector)["items"]
+        return items
+
+
+def started(processes: Processes, show: Show) -> tuple[Cluster, Prometheus]:
+    show.step("start a control plane and Prometheus")
+    cluster, prometheus = Cluster(processes), Prometheus(processes)
+    cluster.start()
+    prometheus.start()
+    show.note(f"API server {cluster.url}, kubeconfig {cluster.kubeconfig}")
+    show.note(f"Prometheus {prometheus.url}")
+    return cluster, prometheus
+
+
+@contextmanager
+def run_nodes(cluster: Cluster) -> Iterator[Kubelet]:
+    """Nodes that are kept ready, and what runs their pods."""
+    nodes = Nodes(cluster.kubeconfig, NODES, labels={LABEL: "true"})
+    kubelet = Kubelet(cluster.kubeconfig, cluster.folder / "nodes", nodes.addresses, IMAGES)
+    nodes.start()
+    try:
+        kubelet.start()
+        try:
+            yield kubelet
+        finally:
+            kubelet.stop()
+    finally:
+        nodes.stop()
+
+
+@contextmanager
+def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[Site]:
+    """The cluster with nodes that run pods and the chart installed; at the end both are gone."""
+    show.step(f"make {NODES} nodes and install the chart")
+    with run_nodes(cluster) as kubelet:
+        site = Site(cluster, prometheus, kubelet, show)
+        # Pods share this machine's network: take ports that nobody has.
+        ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
+        helm.install(cluster.kubeconfig, RELEASE, names.NAMESPACE, ports)
+        rollout = ("rollout", "status", "-n", names.NAMESPACE, f"--timeout={READY_SECONDS}s")
+        site.kubectl(*rollout, "deployment/epfabric-operator")
+        site.kubectl(*rollout, "daemonset/epfabric-csi")
+        show.note(site.kubectl("get", "nodes", "-o", "wide"))
+        show.note(site.kubectl("get", "pods", "-n", names.NAMESPACE, "-o", "wide"))
+        yield site
+        helm.uninstall(cluster.kubeconfig, RELEASE, names.NAMESPACE)
+        await_empty(
+            lambda: [pod["metadata"]["name"] for pod in site.pods(names.NAMESPACE, "")],
+            "pods of the chart",
+        )
+        show.note("chart uninstalled, none of its pods is left")
+
+
+def apply_fabric(site: Site) -> None:
+    """examples/moe.yaml, with the address of this run's Prometheus."""
+    site.show.step("apply examples/moe.yaml and wait until it is Ready")
+    fabric = yaml.safe_load((EXAMPLES / "moe.yaml").read_text())
+    telemetry = {"endpoint": site.prometheus.otlp, "interval": "1s"}
+    fabric["spec"]["telemetry"] = {**fabric["spec"].get("telemetry", {}), **telemetry}
+    site.show.note(site.kubectl("apply", "-f", "-", stdin=json.dumps(fabric)))
+    site.show.note(
+        site.kubectl(
+            "wait", "--for=condition=Ready", f"epf/{FABRIC}", f"--timeout={READY_SECONDS}s"
+        )
+    )
+    site.show.note(site.kubectl("get", "epf,epfn"))
+
+
+def delete_fabric(site: Site) -> None:
+    """Deletes the fabric; nothing of it may remain."""
+    site.show.step("delete the fabric")
+    agents = site.agents()
+    site.show.note(site.kubectl("delete", f"epf/{FABRIC}", "--timeout=60s"))
+    await_empty(lambda: remains(site, agents), "what is left of the fabric")
+    site.show.note("no agent, no label, no binding, no object of it is left")
+
+
+def remains(site: Site, agents: dict[int, str]) -> list[str]:
+    """Everything that belongs to the fabric: objects, labels, pods, processes."""
+    label = f"{names.FABRIC_LABEL}={FABRIC}"
+    left = site.kubectl("get", "epf,epfn", "-o", "name").split()
+    left += site.kubectl("get", "nodes", "-l", label, "-o", "name").split()
+    namespaced = "daemonsets,pods,configmaps"
+    left += site.kubectl("get", namespaced, "-A", "-l", label, "-o", "name").split()
+    bindings = site.kubectl("get", "mutatingadmissionpolicybindings", "-o", "name").split()
+    left += [name for name in bindings if name.endswith("/" + names.policy_binding(FABRIC))]
+    return left + [f"process {pid}" for pid in agents if Path(f"/proc/{pid}").exists()]
+
+
+def await_empty(look: Callable[[], list[str]], what: str) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    while left := look():
+        if time.monotonic() > deadline:
+            raise Wrong(f"{what} after {GONE_SECONDS:.0f} s: {', '.join(left)}")
+        time.sleep(0.25)
