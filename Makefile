@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BOOTSTRAP := bash tests/harness/bootstrap.sh
-RUN := PYTHONPATH=tests .venv/bin/python
+RUN := PYTHONPATH=tests:examples .venv/bin/python
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
 .PHONY: help demo test check bench cluster

@@ -24,7 +24,8 @@ class Run:
     """A demo in a process of its own; remembers every process that ever descended from it."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(folder)}
+        path = f"{TESTS}:{TESTS.parent / 'examples'}"
+        environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)}
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.demo", "--small"],
