@@ -33,11 +33,11 @@ class Telemetry:
         }
 
     def bytes_by_pair(self) -> dict[tuple[str, str], int]:
-        """Payload that the agents counted as carried by tcp, node to node."""
+        """Payload that the agents counted as carried between nodes."""
         return {
             (source, destination): int(value)
             for (source, destination, transport), value in self.ask("bytes").items()
-            if "tcp" in transport
+            if transport != "loopback"
         }
 
     def await_counts(self, done: Callable[[], bool], what: str) -> None:
