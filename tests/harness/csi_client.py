@@ -87,16 +87,24 @@ def call(socket: Path, method: str, request: Message, answer: type[Message]) -> 
 
 @contextmanager
 def channel_to(socket: Path) -> Iterator[grpc.Channel]:
-    """Through the folder's descriptor: the full path may pass the limit of 107 bytes."""
     try:
-        folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CsiError("UNAVAILABLE", f"the driver has no socket yet: {error}") from error
-    try:
-        with grpc.insecure_channel(f"unix:/proc/self/fd/{folder}/{socket.name}") as channel:
+        with (
+            open_folder(socket.parent) as folder,
+            grpc.insecure_channel(f"unix:/proc/self/fd/{folder}/{socket.name}") as channel,
+        ):
             yield channel
+    except FileNotFoundError as error:
+        raise CsiError("UNAVAILABLE", f"the driver has no socket yet: {error}") from error
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    """A descriptor to go through: the full path of a socket may pass the limit of 107 bytes."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
     finally:
-        os.close(folder)
+        os.close(fd)
 
 
 def generate(out: Path) -> None:
@@ -104,8 +112,9 @@ def generate(out: Path) -> None:
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
     includes = files("grpc_tools") / "_proto"
-    command = ["protoc", f"-I{HERE}", f"-I{includes}", f"--python_out={out}", f"--mypy_out={out}"]
-    if protoc.main([*command, "csi.proto"]) != 0:
+    plugin = Path(sys.executable).with_name("protoc-gen-mypy")
+    command = ["protoc", f"-I{HERE}", f"-I{includes}", f"--plugin={plugin}"]
+    if protoc.main([*command, f"--python_out={out}", f"--mypy_out=quiet:{out}", "csi.proto"]) != 0:
         raise SystemExit("protoc refused csi.proto: see above")
 
 

@@ -63,6 +63,11 @@ class Nodes:
         self._stop.set()
         self._thread.join(10.0)
 
+    def delete(self) -> None:
+        """Removes the objects, after `stop`."""
+        for name in self.names:
+            self._api.delete(f"{NODES}/{name}", {})
+
     def silence(self, name: str) -> None:
         """The node stops to report, as when its machine is lost."""
         self._silent.add(name)
