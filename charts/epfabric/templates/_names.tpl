@@ -1,0 +1,33 @@
+{{- /* Names that templates share; the fixed ones are the API's and stand in crds/epfabric_crds. */ -}}
+
+{{- define "epfabric.labels" -}}
+app.kubernetes.io/part-of: epfabric
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "epfabric.image" -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "epfabric.operatorUser" -}}
+system:serviceaccount:{{ .Release.Namespace }}:epfabric-operator
+{{- end }}
+
+{{- define "epfabric.agentUser" -}}
+system:serviceaccount:{{ .Release.Namespace }}:epfabric-agent
+{{- end }}
+
+{{- define "epfabric.policyVersion" -}}
+{{- $group := "admissionregistration.k8s.io" -}}
+{{- if .Values.injection.policyVersion -}}
+{{ $group }}/{{ .Values.injection.policyVersion }}
+{{- else if .Capabilities.APIVersions.Has (printf "%s/v1/MutatingAdmissionPolicy" $group) -}}
+{{ $group }}/v1
+{{- else if .Capabilities.APIVersions.Has (printf "%s/v1beta1/MutatingAdmissionPolicy" $group) -}}
+{{ $group }}/v1beta1
+{{- else -}}
+{{- fail "this cluster serves no MutatingAdmissionPolicy, by which pods get their volume: use Kubernetes 1.36 or newer, or switch admissionregistration.k8s.io/v1beta1 on in 1.34 or 1.35; where the chart is rendered without a cluster, set injection.policyVersion" -}}
+{{- end -}}
+{{- end }}

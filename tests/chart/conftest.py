@@ -1,0 +1,129 @@
+"""The chart on the session's control plane, with one fabric bound as the operator does it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from chart.objects import (
+    SYSTEM,
+    As,
+    Object,
+    Refused,
+    annotated,
+    attributes,
+    binding,
+    fabric,
+    namespace,
+    pod,
+)
+from harness import helm
+from harness.cluster import Cluster
+
+RELEASE = "epfabric"
+EFFECT_S = 60.0
+PLAIN = "chart-plain"
+TEAM = "chart-team"
+OTHER = "chart-other"
+FABRIC = "chart-moe"
+TEAM_A: Object = {"matchLabels": {"team": "a"}}
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster) -> As:
+    return As(cluster)
+
+
+@pytest.fixture(scope="session")
+def namespaces(admin: As) -> Iterator[None]:
+    """TEAM may opt in and is `restricted`; OTHER may not; PLAIN lives from before the chart."""
+    restricted = {"pod-security.kubernetes.io__enforce": "restricted"}
+    made = [
+        namespace(PLAIN, team="a"),
+        namespace(TEAM, team="a", **restricted),
+        namespace(OTHER, team="b"),
+    ]
+    for one in made:
+        admin.create(one)
+    wait_for_accounts(admin, [one["metadata"]["name"] for one in made])
+    yield
+    for one in made:
+        admin.run("delete", "namespace", one["metadata"]["name"], "--timeout=90s")
+
+
+def wait_for_accounts(admin: As, names: list[str]) -> None:
+    end = time.monotonic() + EFFECT_S
+    for name in names:
+        while True:
+            try:
+                admin.get("serviceaccount", "default", name)
+                break
+            except Refused:
+                assert time.monotonic() < end, f"no default account in {name}"
+                time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def before(admin: As, namespaces: None) -> Object:
+    """A pod without the annotation, stored before the chart was ever installed."""
+    return stored_spec(admin, "before")
+
+
+def stored_spec(admin: As, name: str) -> Object:
+    """What the API server stores of a pod that has a bit of everything."""
+    made = pod(
+        name,
+        PLAIN,
+        annotations={"some": "thing"},
+        labels={"app": "plain"},
+        nodeSelector={"no": "node"},
+        volumes=[{"name": "data", "emptyDir": {}}],
+        initContainers=[{"name": "first", "image": "localhost/none:1"}],
+    )
+    admin.create(made)
+    path = f"/api/v1/namespaces/{PLAIN}/pods/{name}"
+    found: Object = json.loads(admin.run("get", "--raw", path))
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(admin: As, before: Object) -> Iterator[As]:
+    """The chart and one fabric's parameters; waits until both policies decide."""
+    try:
+        helm.install(admin.cluster.kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}})
+        admin.create(fabric(FABRIC, TEAM_A))
+        admin.create(binding(FABRIC, TEAM_A))
+        wait_until_effective(admin)
+        yield admin
+    finally:
+        admin.delete("mutatingadmissionpolicybinding", f"epfabric-inject-{FABRIC}")
+        admin.delete("epfabrics", FABRIC)
+        helm.uninstall(admin.cluster.kubeconfig, RELEASE, SYSTEM)
+
+
+def wait_until_effective(admin: As) -> None:
+    """Policies work a moment after they are stored: injection here, a refusal there."""
+    end = time.monotonic() + EFFECT_S
+    told = ""
+    while time.monotonic() < end:
+        try:
+            attributes(dry(admin, pod("probe", TEAM, annotations=annotated(FABRIC))))
+            dry(admin, pod("probe", OTHER, annotations=annotated(FABRIC)))
+            told = "a namespace that may not opt in was not refused"
+        except Refused as refusal:
+            told = str(refusal)
+            if "takes pods of the namespace" in told and OTHER in told:
+                return
+        except AssertionError as missing:
+            told = str(missing)
+        time.sleep(0.3)
+    pytest.fail(f"the policies have no effect after {EFFECT_S} s: {told}")
+
+
+def dry(who: As, made: Object) -> Object:
+    """What the API server would store."""
+    text = who.run("create", "--dry-run=server", "-f", "-", "-o", "json", stdin=json.dumps(made))
+    found: Object = json.loads(text)
+    return found
