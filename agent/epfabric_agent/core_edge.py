@@ -1,0 +1,69 @@
+"""Owns the native core: makes it for its settings, replaces it, carries its events to groups.
+
+Used by runtime. The native module is loaded late, so that `--help` and `pki` need none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from epfabric_agent.groups.hub import Hub
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Core
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CoreSettings:
+    """What a core is made with; a change of it needs a new core."""
+
+    provider: str
+    drain_batch: int
+    max_inflight: int
+    max_inflight_bytes: int
+    idle: str
+    histogram_scale: int
+
+
+class CoreEdge:
+    def __init__(self, address: str, hub: Hub) -> None:
+        self._address = address
+        self._hub = hub
+        self._event_fd = -1
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.current: Core | None = None
+        self.settings: CoreSettings | None = None
+
+    async def use(self, settings: CoreSettings | None) -> None:
+        """Closes the core and makes one with `settings`. Raises NativeError."""
+        from epfabric_agent._native import Core
+
+        loop = asyncio.get_running_loop()
+        if self.current is not None:
+            loop.remove_reader(self._event_fd)
+            closing, self.current = self.current, None
+            await asyncio.to_thread(closing.close)
+        self.settings = None
+        if settings is None:
+            return
+        address = self._address
+        self.current = await asyncio.to_thread(lambda: Core(address=address, **asdict(settings)))
+        self.settings = settings
+        self._event_fd = self.current.event_fd()
+        loop.add_reader(self._event_fd, self._take_events)
+
+    def _take_events(self) -> None:
+        if self.current is None:
+            return
+        for event in self.current.events():
+            _log.warning("the core says: %s: %s", event.kind, event.detail)
+            for part in self._hub.parts.values():
+                if part.epoch is not None and part.epoch.handle == event.group:
+                    task = asyncio.create_task(part.broken(event.group, event.detail))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)

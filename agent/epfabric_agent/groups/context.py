@@ -1,0 +1,42 @@
+"""What a node's part of a group needs of its agent; made once by the agent, used by groups.part."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.peers.client import Agent, PeerClient
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Core
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    node: str
+    endpoint: str
+    """ip:port of the agent's own peer server."""
+    core: Core
+    client: PeerClient
+    join_timeout_s: float
+    barrier_timeout_ms: int
+    find: Callable[[str], Awaitable[Agent | None]]
+    """The other agent that coordinates a group, as far as that is known now."""
+    observe: Callable[[], None]
+    """Keeps the last counts of what is about to be closed; called off the agent's loop."""
+    changed: Callable[[], None]
+    """Something that a status shows may have changed."""
+
+
+@dataclass(frozen=True)
+class PartContext(NodeContext):
+    """A node's context with what the hub adds."""
+
+    coordinator: Callable[[str], Coordinator | None]
+    """The group's coordinator if it is here."""
+    next_handle: Callable[[], int]
+    """A number for the core's group, never used before."""
+    epoch_ended: Callable[[str, int, int], None]
+    """Group, epoch and handle of what has ended in the core."""

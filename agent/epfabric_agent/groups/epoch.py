@@ -1,0 +1,102 @@
+"""One epoch as this node's core runs it: the blocking calls of the core, off the agent's loop.
+
+Used by groups.part only. Every call has the core's own bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ParamSpec
+
+from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.proto import peer_pb2 as pb
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Core
+
+P = ParamSpec("P")
+_log = logging.getLogger(__name__)
+
+
+class LocalEpoch:
+    """The ranks of this node in one epoch."""
+
+    def __init__(self, core: Core, plan: pb.Open, ranks: Iterable[LocalRank], node: str) -> None:
+        self._core = core
+        self._plan = plan
+        self.node = node
+        self.number = plan.epoch
+        self.ranks = {local.rank: local for local in ranks}
+        self.handle = next(iter(self.ranks.values())).handle
+        self.nodes = tuple(plan.nodes)
+        self.regions = tuple(info.region_bytes for info in plan.ranks)
+        self.failing = False
+
+    async def open(self, barrier_timeout_ms: int) -> str:
+        """Connects with every rank; why it could not, or nothing."""
+        from epfabric_agent._native import NativeError, RemoteRank
+
+        plan = self._plan
+        by_node: list[list[int]] = [[] for _ in plan.nodes]
+        for info in plan.ranks:
+            by_node[info.node].append(info.rank)
+        remote = [
+            RemoteRank(info.rank, info.node, info.blob)
+            for info in plan.ranks
+            if info.rank not in self.ranks
+        ]
+        local = [rank.session for rank in self.ranks.values()]
+        try:
+            await asyncio.to_thread(
+                self._core.open_epoch,
+                self.handle,
+                self.number,
+                local,
+                remote,
+                plan.leader_rank,
+                by_node,
+                barrier_timeout_ms,
+            )
+        except NativeError as error:
+            return str(error) or "the core gave no reason"
+        return ""
+
+    async def start(self) -> str:
+        """Lets the proxies take commands; why they cannot, or nothing."""
+        from epfabric_agent._native import NativeError
+
+        try:
+            await asyncio.to_thread(self._core.start_epoch, self.handle)
+        except NativeError as error:
+            return str(error)
+        return ""
+
+    async def stop_writing_to(self, ranks: Iterable[int]) -> str:
+        """Returns when no proxy of this node writes to these ranks; or why that failed."""
+        from epfabric_agent._native import NativeError
+
+        try:
+            for rank in ranks:
+                await asyncio.to_thread(self._core.rank_left, self.handle, rank)
+        except NativeError as error:
+            return str(error)
+        return ""
+
+    def fail(self, reason: str) -> asyncio.Task[None]:
+        """Sets the abort words and stops the proxies; the task ends when they stand still."""
+        self.failing = True
+        return asyncio.create_task(self._end(self._core.fail_epoch, self.handle, reason))
+
+    async def close(self) -> None:
+        """After the last local rank has left."""
+        await self._end(self._core.close_epoch, self.handle)
+
+    async def _end(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        from epfabric_agent._native import NativeError
+
+        try:
+            await asyncio.to_thread(call, *args, **kwargs)
+        except NativeError as error:
+            _log.error("the core did not end epoch %d cleanly: %s", self.number, error)

@@ -1,0 +1,74 @@
+"""One rank of a pod of this node, from hello to its end; made by session, moved by groups.part."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from epfabric import messages
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Session
+
+
+class Stage(enum.Enum):
+    """What a rank is doing; OVER is final."""
+
+    OPEN = "open"  # said hello, may register
+    JOINING = "joining"
+    JOINED = "joined"
+    LEAVING = "leaving"
+    OVER = "over"
+
+
+class Refusal(Exception):
+    """A request that is refused, with a code of the session protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def reply(self) -> messages.ErrorReply:
+        return messages.ErrorReply(code=self.code, message=str(self)[: messages.MAX_TEXT])
+
+
+@dataclass(eq=False)
+class LocalRank:
+    """`pod` is namespace/name, for people; `handle` is the core's number of its epoch's group."""
+
+    rank: int
+    world_size: int
+    pod: str
+    handle: int
+    sample: int
+    on_failed: Callable[[int, str], None]
+    """Tells the pod that its epoch failed; called once, after its abort word was set."""
+    release: Callable[[], None]
+    """Gives back CPUs and memory; called once, after the core's session was closed."""
+    native: Session | None = None
+    stage: Stage = Stage.OPEN
+    failure: str = ""
+    cpus: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """The nodes of its epoch, as the core numbers them."""
+    answer: asyncio.Future[messages.Reply] | None = field(default=None, repr=False)
+    gone: asyncio.Future[None] | None = field(default=None, repr=False)
+
+    @property
+    def session(self) -> Session:
+        if self.native is None:
+            raise Refusal("bad-state", "this session has ended")
+        return self.native
+
+    def settle(self, reply: messages.Reply) -> None:
+        """Answers a join that waits."""
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result(reply)
+
+    def let_go(self) -> None:
+        """Ends a leave that waits."""
+        if self.gone is not None and not self.gone.done():
+            self.gone.set_result(None)

@@ -1,0 +1,346 @@
+"""This node's part in one group: its ranks, its link to the coordinator, the epoch in its core.
+
+Called by session (join, leave, lost) and by the link's messages. While a rank joins or has joined,
+one task finds the coordinator, attaches and follows what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from epfabric import messages
+
+from epfabric_agent.groups.context import PartContext
+from epfabric_agent.groups.coordinator import NearLink
+from epfabric_agent.groups.ending import drop, end_failed
+from epfabric_agent.groups.epoch import LocalEpoch
+from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
+from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator
+from epfabric_agent.proto import peer_pb2 as pb
+
+LOOK_S = 0.1
+LOOK_MOST_S = 1.0
+JOIN_MARGIN_S = 5.0
+DRAIN_MS = 20_000
+LEAVE_S = 25.0
+_log = logging.getLogger(__name__)
+
+
+class Part:
+    def __init__(self, group: str, context: PartContext) -> None:
+        """`group` is namespace/name."""
+        self.group = group
+        self.ranks: dict[int, LocalRank] = {}
+        self.epoch: LocalEpoch | None = None
+        self._context = context
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._side: set[asyncio.Task[None]] = set()
+        self._last_epoch = 0
+        self._handle = 0
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.ranks or self.epoch or self._task)
+
+    def admit(self, rank: int, world_size: int, pod: str) -> int:
+        """Checks a hello against the node's other ranks; the core's handle for its session.
+
+        Raises Refusal, which names both pods.
+        """
+        holder = self.ranks.get(rank)
+        if holder is not None:
+            raise Refusal(
+                "duplicate-rank",
+                f"rank {rank} of group {self.group} is held by {holder.pod} on node "
+                f"{self._context.node}; {pod} asked for it too: give each process its own rank",
+            )
+        for other in self.ranks.values():
+            if other.stage in (Stage.OPEN, Stage.JOINING) and other.world_size != world_size:
+                raise Refusal(
+                    "world-size",
+                    f"{pod} says that group {self.group} has {world_size} ranks, {other.pod} said "
+                    f"{other.world_size}: give every pod of the group the same WORLD_SIZE",
+                )
+        if self._handle == 0:
+            self._handle = self._context.next_handle()
+        return self._handle
+
+    async def join(self, local: LocalRank) -> messages.Reply:
+        """Waits for the epoch; bounded by the coordinator's joinTimeout and a margin."""
+        if local.stage is not Stage.OPEN:
+            raise Refusal("bad-state", f"this session is {local.stage.value}; join comes once")
+        local.stage = Stage.JOINING
+        local.answer = asyncio.get_running_loop().create_future()
+        if self._link is not None:
+            self._enter(local)
+        self._follow_soon()
+        limit_s = self._context.join_timeout_s + JOIN_MARGIN_S
+        try:
+            return await asyncio.wait_for(local.answer, limit_s)
+        except TimeoutError:
+            self._withdraw(local)
+            return messages.ErrorReply(
+                code="join-timeout",
+                message=f"no agent coordinates group {self.group} after {limit_s:g} s: rank 0 has "
+                "not attached; look at the pod that should hold it, and at its node's agent",
+            )
+
+    async def leave(self, local: LocalRank) -> messages.Reply:
+        """Orderly end: what the rank began is finished, then nobody writes to it any more."""
+        if local.stage is not Stage.JOINED:
+            await self.lost(local, "it left before its group was open")
+            return messages.LeaveReply()
+        epoch, link = self.epoch, self._link
+        if epoch is None or link is None:
+            raise Refusal("group-failed", local.failure or "the epoch has ended")
+        local.stage = Stage.LEAVING
+        local.gone = asyncio.get_running_loop().create_future()
+        if not await asyncio.to_thread(local.session.drain, DRAIN_MS):
+            await self._lose(local, f"its commands did not finish in {DRAIN_MS // 1000} s at leave")
+            raise Refusal("group-failed", local.failure)
+        link.send(pb.ToCoordinator(leaving=pb.Leaving(epoch=epoch.number, rank=local.rank)))
+        try:
+            await asyncio.wait_for(local.gone, LEAVE_S)
+        except TimeoutError:
+            await self._lose(local, f"the other nodes did not let it go in {LEAVE_S:g} s")
+        if local.failure:
+            raise Refusal("group-failed", local.failure)
+        await self._drop([local])
+        return messages.LeaveReply()
+
+    async def lost(self, local: LocalRank, why: str) -> None:
+        """The session ended; an epoch that it was part of fails."""
+        if local.stage is Stage.LEAVING:
+            return  # leave() brings it to its end
+        in_epoch = self.epoch is not None and self.epoch.ranks.get(local.rank) is local
+        if in_epoch:
+            await self._lose(local, why)
+            return
+        if local.stage is Stage.JOINING:
+            self._withdraw(local)
+        if local.stage is not Stage.OVER:
+            await self._drop([local])
+
+    async def broken(self, handle: int, reason: str) -> None:
+        """The core cannot go on with the epoch that has this handle."""
+        if self.epoch is None or self.epoch.handle != handle or self.epoch.failing:
+            return
+        broken = pb.Broken(epoch=self.epoch.number, reason=reason)
+        self._say(pb.ToCoordinator(broken=broken))
+        await self._fail(f"node {self._context.node}: {reason}")
+
+    async def close(self, why: str) -> None:
+        """The agent ends: everyone here fails, and the coordinator sees this node go."""
+        await self._fail(why)
+        await self._drop(list(self.ranks.values()))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=2.0)
+
+    def _follow_soon(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        try:
+            while self._wants_link():
+                try:
+                    await self._attend(await self._find())
+                except NotCoordinator:
+                    await asyncio.sleep(LOOK_S)
+                except LinkBroken as error:
+                    _log.info("group %s: link broken: %s", self.group, error)
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            self._task = None
+            if self._wants_link():  # a rank joined while this task was being ended
+                self._follow_soon()
+            self._context.changed()
+
+    async def _find(self) -> Link:
+        """Looks until the group has a coordinator; join() bounds it."""
+        pause_s = LOOK_S
+        while True:
+            context = self._context
+            if (here := context.coordinator(self.group)) is not None:
+                return NearLink(here, context.node, context.endpoint, self._last_epoch)
+            if (agent := await context.find(self.group)) is not None:
+                return await context.client.attend(
+                    agent, self.group, context.endpoint, self._last_epoch
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_MOST_S)
+
+    async def _attend(self, link: Link) -> None:
+        why = "it ended its part in the group"
+        try:
+            self._link = link
+            for local in list(self.ranks.values()):
+                if local.stage is Stage.JOINING:
+                    self._enter(local)
+            async with contextlib.aclosing(link.messages()) as said:
+                async for message in said:
+                    await self._on(message)
+                    if not self._wants_link():
+                        break
+        except LinkBroken as error:
+            why = str(error)
+            raise
+        finally:
+            self._link = None
+            if self.epoch is not None:
+                await self._fail(
+                    f"the agent of node {link.node}, which coordinates the group, was lost: {why}"
+                )
+            await link.close()
+
+    def _wants_link(self) -> bool:
+        busy = (Stage.JOINING, Stage.JOINED, Stage.LEAVING)
+        return self.epoch is not None or any(r.stage in busy for r in self.ranks.values())
+
+    async def _on(self, message: pb.ToMember) -> None:
+        match message.WhichOneof("kind"):
+            case "open":
+                await self._open(message.open)
+            case "start":
+                await self._start(message.start.epoch)
+            case "refused":
+                self._refused(message.refused)
+            case "ranks_left" if self._is_now(message.ranks_left.epoch):
+                self._aside(self._ranks_left(message.ranks_left))
+            case "leave_done" if self._is_now(message.leave_done.epoch):
+                await self._leave_done(message.leave_done.ranks)
+            case "fail" if self._is_now(message.fail.epoch):
+                await self._fail(message.fail.reason)
+
+    async def _open(self, plan: pb.Open) -> None:
+        me = self._context.node
+        mine = [info.rank for info in plan.ranks if plan.nodes[info.node] == me]
+        ranks = [self.ranks[r] for r in mine if r in self.ranks]
+        self._last_epoch = plan.epoch
+        if len(ranks) != len(mine) or any(r.stage is not Stage.JOINING for r in ranks):
+            error = "a rank of this node ended while the group opened"
+            for local in ranks:
+                self._refused(pb.Refused(rank=local.rank, code="group-failed", message=error))
+        elif self.epoch is not None:
+            error = f"epoch {self.epoch.number} has not ended on this node"
+        else:
+            self.epoch = LocalEpoch(self._context.core, plan, ranks, me)
+            self._handle = 0
+            for local in ranks:
+                local.nodes = self.epoch.nodes
+            error = await self.epoch.open(self._context.barrier_timeout_ms)
+        opened = pb.Opened(epoch=plan.epoch, error=error)
+        self._say(pb.ToCoordinator(opened=opened))
+
+    async def _start(self, number: int) -> None:
+        epoch = self.epoch
+        if epoch is None or epoch.number != number or epoch.failing:
+            return
+        if error := await epoch.start():
+            await self.broken(epoch.handle, error)
+            return
+        for local in epoch.ranks.values():
+            local.stage = Stage.JOINED
+            local.settle(messages.JoinReply(epoch=number, regions=epoch.regions))
+        self._context.changed()
+
+    def _refused(self, refused: pb.Refused) -> None:
+        local = self.ranks.get(refused.rank)
+        if local is not None and local.stage is Stage.JOINING:
+            local.stage = Stage.OPEN
+            local.settle(Refusal(refused.code, refused.message).reply())
+
+    async def _ranks_left(self, left: pb.RanksLeft) -> None:
+        epoch = self.epoch
+        if epoch is None:
+            return
+        if error := await epoch.stop_writing_to(left.ranks):
+            await self.broken(epoch.handle, error)
+            return
+        self._say(pb.ToCoordinator(quiesced=pb.Quiesced(epoch=left.epoch)))
+
+    async def _leave_done(self, ranks: Iterable[int]) -> None:
+        epoch = self.epoch
+        if epoch is None:
+            return
+        leaving = [local for r in ranks if (local := epoch.ranks.pop(r, None)) is not None]
+        if not epoch.ranks:
+            await asyncio.to_thread(self._context.observe)
+            await epoch.close()
+            self._count_no_more(epoch)
+            self.epoch = None
+        for local in leaving:
+            local.let_go()
+
+    async def _lose(self, local: LocalRank, why: str) -> None:
+        epoch = self.epoch
+        if epoch is None or epoch.failing:
+            return
+        lost = pb.Lost(epoch=epoch.number, rank=local.rank, reason=why)
+        self._say(pb.ToCoordinator(lost=lost))
+        where = f"{local.pod} on node {self._context.node}"
+        await self._fail(f"rank {local.rank} ({where}) was lost: {why}")
+
+    async def _fail(self, reason: str) -> None:
+        epoch = self.epoch
+        if epoch is None or epoch.failing:
+            return
+        _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
+        await end_failed(epoch, reason, self._context.observe)
+        self._count_no_more(epoch)
+        self.epoch = None
+        await self._drop(epoch.ranks.values())
+
+    def _count_no_more(self, epoch: LocalEpoch) -> None:
+        self._context.epoch_ended(self.group, epoch.number, epoch.handle)
+        self._context.core.forget_group(epoch.handle)
+
+    async def _drop(self, ranks: Iterable[LocalRank]) -> None:
+        gone = [local for local in ranks if local.stage is not Stage.OVER]
+        for local in gone:
+            local.stage = Stage.OVER
+            local.settle(Refusal("group-failed", local.failure or "the session ended").reply())
+        await asyncio.to_thread(self._context.observe)
+        await asyncio.gather(*(drop(local) for local in gone))
+        for local in gone:
+            if self.ranks.get(local.rank) is local:
+                del self.ranks[local.rank]
+        if not self._wants_link() and self._task not in (None, asyncio.current_task()):
+            self._stop_following()
+        self._context.changed()
+
+    def _stop_following(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _enter(self, local: LocalRank) -> None:
+        enter = pb.Enter(
+            rank=local.rank,
+            world_size=local.world_size,
+            pod=local.pod,
+            region_bytes=local.session.region_bytes,
+            blob=local.session.describe(),
+        )
+        self._say(pb.ToCoordinator(enter=enter))
+
+    def _withdraw(self, local: LocalRank) -> None:
+        local.stage = Stage.OPEN
+        self._say(pb.ToCoordinator(withdraw=pb.Withdraw(rank=local.rank)))
+
+    def _say(self, message: pb.ToCoordinator) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _is_now(self, number: int) -> bool:
+        return self.epoch is not None and self.epoch.number == number
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._side.add(task)
+        task.add_done_callback(self._side.discard)

@@ -1,0 +1,30 @@
+"""The agent's sign of life: a Lease that it renews; for kube.mode."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+from epfabric_crds import names
+
+from epfabric_agent.kube import paths
+from epfabric_agent.kube.api import Api, Object
+
+
+def lease_body(node: str, now: datetime.datetime) -> Object:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": names.agent_lease(node), "namespace": names.NAMESPACE},
+        "spec": {
+            "holderIdentity": f"{node}/{os.getpid()}",
+            "leaseDurationSeconds": names.LEASE_SECONDS,
+            "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+def renew(api: Api, node: str) -> None:
+    """Raises ApiError."""
+    body = lease_body(node, datetime.datetime.now(datetime.UTC))
+    api.apply(paths.lease(node), body, names.AGENT_MANAGER)

@@ -1,0 +1,32 @@
+"""Paths of the objects that an agent reads and writes; for the rest of kube."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from epfabric_crds import names
+
+NODES = f"/apis/{names.API_VERSION}/{names.NODES}"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+
+def node_status(node: str) -> str:
+    return f"{NODES}/{quote(node, safe='')}/status"
+
+
+def lease(node: str) -> str:
+    return f"{LEASES}/{quote(names.agent_lease(node), safe='')}"
+
+
+def ca_bundle() -> str:
+    return f"/api/v1/namespaces/{names.NAMESPACE}/configmaps/{names.CA_BUNDLE}"
+
+
+def signing_request(name: str) -> str:
+    return f"{REQUESTS}/{quote(name, safe='')}"
+
+
+def group(namespace: str, name: str) -> str:
+    base = f"/apis/{names.API_VERSION}/namespaces/{quote(namespace, safe='')}"
+    return f"{base}/{names.GROUPS}/{quote(name, safe='')}"

@@ -1,0 +1,96 @@
+"""The program `epfabric-agent`: one per node, or `epfabric-agent pki` to make certificates.
+
+Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ran; 2 cannot start as it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from epfabric_agent.manifest.read import Manifest, read
+from epfabric_agent.options import Options, options_of, parser, pki_parser
+from epfabric_agent.pki import authority
+from epfabric_agent.pki.identity import NodeIdentity
+from epfabric_agent.statelock import lock
+
+THREADS = 32
+STOP_S = 20.0
+# Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
+QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
+_log = logging.getLogger("epfabric-agent")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        if given[:1] == ["pki"]:
+            return pki(given[1:])
+        parsed = parser().parse_args(given)
+        logging.basicConfig(
+            level=parsed.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        options = options_of(parsed)
+        manifest = read(options.manifest) if options.manifest else None
+        held = lock(options.state_dir)
+    except (ValueError, OSError) as error:
+        print(f"epfabric-agent: {error}", file=sys.stderr)
+        return 2
+    try:
+        return asyncio.run(serve(options, manifest))
+    finally:
+        os.close(held)
+
+
+def pki(arguments: list[str]) -> int:
+    parsed = pki_parser().parse_args(arguments)
+    if parsed.command == "init":
+        print(authority.make_authority(parsed.dir, parsed.days))
+        return 0
+    identity = NodeIdentity(parsed.node, parsed.fabric, parsed.address)
+    for path in authority.issue(parsed.dir, identity, parsed.days, parsed.out or parsed.dir):
+        print(path)
+    return 0
+
+
+async def serve(options: Options, manifest: Manifest | None) -> int:
+    """Runs until a signal; a second one, or STOP_S, ends the process at once."""
+    os.environ |= dict.fromkeys(QUIET, "1")
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
+    stop = asyncio.Event()
+
+    def end() -> None:
+        if stop.is_set():
+            os._exit(1)
+        _log.info("ending")
+        stop.set()
+        loop.call_later(STOP_S, lambda: os._exit(1))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    try:
+        if manifest is not None:
+            from epfabric_agent.manifest.mode import run as run_manifest
+
+            await run_manifest(manifest, options, stop)
+        else:
+            from epfabric_agent.kube.mode import run as run_kube
+
+            await run_kube(options, stop)
+    except (ValueError, OSError, RuntimeError) as error:
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.exception("the agent cannot go on")
+        print(f"epfabric-agent: {error}", file=sys.stderr)
+        return 1 if stop.is_set() else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The agent without Kubernetes: a manifest says what an API server would."""

@@ -1,0 +1,119 @@
+"""The command line of `epfabric-agent`; for main."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epfabric_crds.names import STATE_DIR
+
+DEFAULT_PORT = 7470
+DAYS = 365
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an agent runs."""
+
+    node: str
+    fabric: str
+    address: str
+    port: int | None
+    state_dir: Path
+    manifest: Path | None
+    pki: Path
+    sockets: Path
+    kubeconfig: Path | None
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return number
+
+
+# Flag, type, the variable that gives the default, name of the value, help.
+_FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
+    ("--node", str, "NODE_NAME", "NAME", "this node (NODE_NAME)"),
+    ("--fabric", str, "EPFABRIC_FABRIC", "NAME", "the fabric of the node (a manifest names it)"),
+    ("--address", str, "HOST_IP", "IP", "where agents reach this one (HOST_IP, or the manifest)"),
+    ("--port", _port, "", "PORT", f"port for agents ({DEFAULT_PORT}, or the manifest's; 0: any)"),
+    ("--state-dir", Path, "", "DIR", f"the node's folder, of one agent at a time ({STATE_DIR})"),
+    ("--kubeconfig", Path, "", "FILE", "how to reach the API server (the pod's account)"),
+    ("--manifest", Path, "", "FILE", "EPFabric and EPFabricPeers: run without Kubernetes"),
+    ("--pki", Path, "", "DIR", "with --manifest: ca.crt, NODE.crt, NODE.key (STATE-DIR/pki)"),
+    ("--socket-dir", Path, "", "DIR", "with --manifest: ranks attach at DIR/GROUP/agent.sock"),
+)
+
+
+def parser(environ: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="epfabric-agent",
+        description="EPFabric's agent of one node: by default in Kubernetes, as the operator runs "
+        "it; with --manifest without Kubernetes.",
+        epilog="Keys and certificates for a manifest: epfabric-agent pki --help",
+    )
+    for flag, kind, default, value, text in _FLAGS:
+        made.add_argument(
+            flag, type=kind, default=environ.get(default, "") or None, metavar=value, help=text
+        )
+    made.add_argument(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="how much is logged to stderr (info)",
+    )
+    return made
+
+
+def options_of(parsed: argparse.Namespace) -> Options:
+    """Raises ValueError for what is missing or does not fit."""
+    if not parsed.node:
+        raise ValueError("which node is this? give --node NAME (or set NODE_NAME)")
+    if parsed.manifest is None:
+        if parsed.pki or parsed.socket_dir:
+            raise ValueError("--pki and --socket-dir go with --manifest FILE")
+        for flag, value in (("--fabric NAME", parsed.fabric), ("--address IP", parsed.address)):
+            if not value:
+                raise ValueError(f"give {flag}, or --manifest FILE to run without Kubernetes")
+    elif parsed.kubeconfig:
+        raise ValueError("--manifest runs without Kubernetes: leave --kubeconfig away")
+    port = parsed.port
+    if port is None and parsed.manifest is None:
+        port = DEFAULT_PORT
+    state_dir = parsed.state_dir or Path(STATE_DIR)
+    return Options(
+        node=parsed.node,
+        fabric=parsed.fabric or "",
+        address=parsed.address or "",
+        port=port,
+        state_dir=state_dir,
+        manifest=parsed.manifest,
+        pki=parsed.pki or state_dir / "pki",
+        sockets=parsed.socket_dir or state_dir / "sockets",
+        kubeconfig=parsed.kubeconfig,
+    )
+
+
+def pki_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="epfabric-agent pki",
+        description="A certificate authority in a folder, for agents without Kubernetes.",
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="init | issue")
+    init = commands.add_parser("init", help="make the authority: ca.crt and ca.key")
+    init.add_argument("dir", type=Path, help="its folder; ca.key stays there, and secret")
+    init.add_argument("--days", type=int, default=10 * DAYS, help=f"its life ({10 * DAYS})")
+    issue = commands.add_parser("issue", help="make a node's key and certificate")
+    issue.add_argument("dir", type=Path, help="the authority's folder")
+    issue.add_argument("--node", required=True, help="the node's name in the manifest")
+    issue.add_argument("--fabric", required=True, help="metadata.name of the EPFabric")
+    issue.add_argument("--address", required=True, help="the IP of its endpoint")
+    issue.add_argument("--out", type=Path, help="where NODE.crt, NODE.key, ca.crt go (the folder)")
+    issue.add_argument("--days", type=int, default=DAYS, help=f"its life ({DAYS})")
+    return made

@@ -1,0 +1,1 @@
+"""The agents among themselves: gRPC under mutual TLS."""

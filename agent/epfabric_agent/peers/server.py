@@ -1,0 +1,106 @@
+"""The gRPC service of an agent for other agents; every call's certificate is checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.peers.authorize import refusal
+from epfabric_agent.peers.channels import SERVER_OPTIONS, server_credentials
+from epfabric_agent.pki.identity import Credentials, PkiError
+from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_agent.proto import peer_pb2_grpc
+
+ATTACH_S = 5.0
+STOP_S = 1.0
+
+
+class Coordinators(Protocol):
+    def coordinator(self, group: str) -> Coordinator | None:
+        """The group's coordinator if it is here."""
+
+
+class PeerService(peer_pb2_grpc.PeerServicer):
+    def __init__(self, fabric: str, coordinators: Coordinators) -> None:
+        self._fabric = fabric
+        self._coordinators = coordinators
+
+    async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
+        await self._check(request.caller, context)
+        found = self._coordinators.coordinator(request.group) is not None
+        return pb.LocateReply(coordinating=found)
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[pb.ToCoordinator], context: Any
+    ) -> AsyncIterator[pb.ToMember]:
+        try:
+            first = await asyncio.wait_for(anext(request_iterator), ATTACH_S)
+        except (StopAsyncIteration, TimeoutError):
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "attach comes first")
+        attach = first.attach
+        await self._check(attach.caller, context)
+        coordinator = self._coordinators.coordinator(attach.group)
+        if coordinator is None:
+            text = f"this agent does not coordinate group {attach.group}"
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        seat = coordinator.attach(attach.caller.node, attach.endpoint, attach.last_epoch)
+        reader = asyncio.create_task(_read(request_iterator, coordinator, seat))
+        try:
+            while (message := await seat.outbox.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            coordinator.detach(seat, "its connection broke")
+
+    async def _check(self, caller: pb.Caller, context: Any) -> None:
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        text = refusal(caller, [name.decode(errors="replace") for name in names], self._fabric)
+        if text is not None:
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, text)
+
+
+async def _read(requests: AsyncIterator[pb.ToCoordinator], to: Coordinator, seat: Any) -> None:
+    async for message in requests:
+        to.receive(seat, message)
+    to.detach(seat, "it ended its part in the group")
+    seat.outbox.put_nowait(None)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(code, text)
+    raise AssertionError("abort() raises")
+
+
+class PeerServer:
+    """Listens on one address of the node; `port` is known after start()."""
+
+    def __init__(
+        self, fabric: str, coordinators: Coordinators, credentials: Callable[[], Credentials]
+    ) -> None:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        peer_pb2_grpc.add_PeerServicer_to_server(PeerService(fabric, coordinators), self._server)
+        self._credentials = credentials
+        self.port = 0
+
+    async def start(self, address: str, port: int) -> None:
+        """Raises PkiError for credentials that do not work, OSError for a port that is taken."""
+        host = f"[{address}]" if ":" in address else address
+        try:
+            credentials = server_credentials(self._credentials)
+        except ValueError as error:
+            raise PkiError(f"the agent's certificate cannot be used: {error}") from error
+        try:
+            self.port = self._server.add_secure_port(f"{host}:{port}", credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}:{port}: {error}") from error
+        if self.port == 0:
+            raise OSError(f"cannot listen on {address}:{port}: is another agent running there?")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(STOP_S)

@@ -1,0 +1,1 @@
+"""Keys and certificates of agents: made by hand for a manifest, or signed by the operator."""

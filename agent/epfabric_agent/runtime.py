@@ -1,0 +1,230 @@
+"""The agent's running parts, with or without Kubernetes: core, peers, groups, sockets, telemetry.
+
+Made and driven by kube.mode and manifest.mode. `apply` brings it to the settings that are wanted;
+`facts` says where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from epfabric_crds import Settings
+from epfabric_crds.node import Topology
+
+from epfabric_agent.core_edge import CoreEdge, CoreSettings
+from epfabric_agent.groups.context import NodeContext
+from epfabric_agent.groups.hub import Hub, Reporter
+from epfabric_agent.peers.client import Agent, PeerClient
+from epfabric_agent.peers.server import PeerServer
+from epfabric_agent.pki.identity import Credentials, NodeIdentity
+from epfabric_agent.sampling import Sampler
+from epfabric_agent.session.quota import Quota
+from epfabric_agent.session.services import Services
+from epfabric_agent.session.sockets import Sockets
+from epfabric_agent.telemetry import config as telemetry_config
+from epfabric_agent.telemetry import runtime as telemetry_runtime
+from epfabric_agent.topology.cpus import CpuLedger, Cpus
+from epfabric_agent.topology.discover import Inventory, discover
+from epfabric_agent.topology.machine import Machine
+from epfabric_agent.topology.transport import Choice, choose
+
+TELEMETRY_S = 3.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a status shows."""
+
+    endpoint: str
+    choice: Choice
+    inventory: Inventory
+    sessions: int
+    places: tuple[tuple[str, int, int], ...]
+    """Session, proxy, CPU."""
+    constrained: bool
+    local: bool
+    behind: str
+    """What of the settings waits for the sessions to end; empty where nothing does."""
+
+
+class Runtime:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        credentials: Callable[[], Credentials],
+        reporter: Reporter,
+        find: Callable[[PeerClient, str], Awaitable[Agent | None]],
+        machine: Machine,
+        changed: Callable[[], None],
+    ) -> None:
+        self.identity = identity
+        self.client = PeerClient(identity, credentials)
+        self.hub = Hub(reporter)
+        self.core = CoreEdge(identity.address, self.hub)
+        self.sockets = Sockets(self.services)
+        self.endpoint = ""
+        self._find = find
+        self._machine = machine
+        self._changed = changed
+        self._server = PeerServer(identity.fabric, self.hub, credentials)
+        self._choice = Choice("", "", "the agent has no settings yet")
+        self._inventory = Inventory(Cpus((), {}), Topology(), ())
+        self._quota = Quota(0, 0)
+        self._ledger = CpuLedger()
+        self._services: Services | None = None
+        self._settings: Settings | None = None
+        self._behind = ""
+        self._sampler = Sampler(self.hub, lambda: self.core.current, lambda: self._choice)
+        self._telemetry: telemetry_runtime.Telemetry | None = None
+
+    async def listen(self, port: int) -> None:
+        """Starts the peer server. Raises OSError, PkiError."""
+        address = self.identity.address
+        await self._server.start(address, port)
+        host = f"[{address}]" if ":" in address else address
+        self.endpoint = f"{host}:{self._server.port}"
+        _log.info("agents reach this one at %s", self.endpoint)
+
+    async def apply(self, settings: Settings) -> None:
+        """Serves with these settings from now on; sessions that exist keep theirs."""
+        self._inventory = await asyncio.to_thread(discover, self._machine)
+        choice = choose(settings.transport, self._inventory.rdma_devices)
+        if choice != self._choice:
+            log = _log.info if choice.usable else _log.warning
+            log("transport %s: %s", choice.type or "none", choice.reason)
+        self._choice = choice
+        self._quota.set_limits(settings.memory.per_pod_bytes, settings.memory.per_node_bytes)
+        await self._start_telemetry(settings)
+        wanted = _core_settings(settings, choice) if choice.usable else None
+        changed = self.core.settings != wanted
+        if changed and self.sessions:
+            self._behind = (
+                f"transport and proxy settings wait until the node's {self.sessions} "
+                "session(s) have ended"
+            )
+            wanted = self.core.settings
+        else:
+            self._behind = ""
+            if changed:
+                await self.core.use(wanted)
+        if changed or settings != self._settings:
+            self._serve_with(settings)
+        self._settings = settings
+
+    def services(self) -> Services:
+        """What a new session gets."""
+        if self._services is None:
+            raise RuntimeError("the agent serves no sessions yet")
+        return self._services
+
+    @property
+    def serving(self) -> bool:
+        return self._services is not None
+
+    @property
+    def sessions(self) -> int:
+        return sum(len(part.ranks) for part in self.hub.parts.values())
+
+    def facts(self) -> Facts:
+        places = []
+        for part in self.hub.parts.values():
+            for local in part.ranks.values():
+                name = f"{part.group}/{local.rank}"[:512]
+                places += [(name, index, cpu) for index, cpu in enumerate(local.cpus)]
+        return Facts(
+            endpoint=self.endpoint,
+            choice=self._choice,
+            inventory=self._inventory,
+            sessions=self.sessions,
+            places=tuple(sorted(places)),
+            constrained=self._ledger.constrained,
+            local=self._ledger.local,
+            behind=self._behind,
+        )
+
+    def snapshot(self) -> object:
+        return self._sampler()
+
+    async def look_again(self) -> None:
+        """Discovers the node anew; settings that waited for sessions to end are applied."""
+        if self._settings is not None:
+            await self.apply(self._settings)
+
+    async def close(self) -> None:
+        """Ends everything in order; each step has a bound."""
+        why = f"the agent of node {self.identity.node} ended"
+        await self.hub.close(why)
+        await self.sockets.close()
+        await self._server.stop()
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
+        await self.core.use(None)
+
+    def _serve_with(self, settings: Settings) -> None:
+        core = self.core.current
+        if core is None:
+            self._services = None
+            return
+        self.hub.use(
+            NodeContext(
+                node=self.identity.node,
+                endpoint=self.endpoint,
+                core=core,
+                client=self.client,
+                join_timeout_s=settings.barrier.join_timeout_ms / 1000,
+                barrier_timeout_ms=settings.barrier.timeout_ms,
+                find=lambda group: self._find(self.client, group),
+                observe=self._observe,
+                changed=self._changed,
+            )
+        )
+        self._services = Services(
+            node=self.identity.node,
+            fabric=self.identity.fabric,
+            core=core,
+            settings=settings,
+            hub=self.hub,
+            quota=self._quota,
+            ledger=self._ledger,
+            cpus=lambda: self._inventory.cpus,
+            changed=self._changed,
+        )
+
+    def _observe(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.observe()
+
+    async def _start_telemetry(self, settings: Settings) -> None:
+        try:
+            wanted = telemetry_config.configure(
+                settings.telemetry.endpoint or "",
+                node=self.identity.node,
+                fabric=self.identity.fabric,
+                environ=os.environ,
+                interval_s=settings.telemetry.interval_ms / 1000,
+            )
+        except ValueError as error:
+            _log.error("telemetry: %s", error)
+            return
+        if self._telemetry is None:
+            start = telemetry_runtime.start
+            self._telemetry = await asyncio.to_thread(start, wanted, self._sampler)
+        else:
+            await asyncio.to_thread(self._telemetry.apply, wanted)
+
+
+def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
+    proxies = settings.proxies
+    return CoreSettings(
+        provider=choice.provider,
+        drain_batch=min(proxies.drain_batch, 64),
+        max_inflight=proxies.max_inflight,
+        max_inflight_bytes=proxies.max_inflight_bytes,
+        idle=proxies.idle,
+        histogram_scale=max(settings.telemetry.histogram_scale, 0),
+    )

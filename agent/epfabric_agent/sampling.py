@@ -1,0 +1,90 @@
+"""What the core counts, with the names that people know: the source of telemetry and statistics.
+
+Called from the exporter's thread too, so it only reads: parts and ranks are replaced, not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from epfabric_crds.group import BarrierStatistics
+
+from epfabric_agent.groups.hub import Hub
+from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.telemetry.core_counts import barrier_sample, session_sample
+from epfabric_agent.telemetry.histogram import from_core, quantile
+from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot
+from epfabric_agent.topology.transport import Choice
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import BarrierStats, Core
+
+
+class Sampler:
+    """`core` and `choice` are asked each time: they change with the agent's settings."""
+
+    def __init__(
+        self, hub: Hub, core: Callable[[], Core | None], choice: Callable[[], Choice]
+    ) -> None:
+        self._hub = hub
+        self._core = core
+        self._choice = choice
+
+    def __call__(self) -> Snapshot:
+        core, choice = self._core(), self._choice()
+        sessions: list[SessionSample] = []
+        barriers: list[BarrierSample] = []
+        if core is not None:
+            ranks = self._ranks()
+            for counts in core.counters():
+                if found := ranks.get((counts["group"], counts["rank"])):
+                    namespace, name, local = found
+                    sample = session_sample(
+                        counts,
+                        namespace=namespace,
+                        group=name,
+                        handle=local.sample,
+                        nodes=local.nodes,
+                    )
+                    sessions.append(sample)
+            barriers = self._barriers(core)
+        return Snapshot(choice.type, choice.provider, tuple(sessions), tuple(barriers))
+
+    def _ranks(self) -> dict[tuple[int, int], tuple[str, str, LocalRank]]:
+        found = {}
+        for group, part in list(self._hub.parts.items()):
+            namespace, _, name = group.partition("/")
+            for local in list(part.ranks.values()):
+                found[local.handle, local.rank] = (namespace, name, local)
+        return found
+
+    def _barriers(self, core: Core) -> list[BarrierSample]:
+        samples = []
+        for group, part in list(self._hub.parts.items()):
+            epoch = part.epoch
+            if epoch is not None:
+                namespace, _, name = group.partition("/")
+                stats = core.barrier_stats(epoch.handle)
+                samples.append(
+                    barrier_sample(stats, namespace=namespace, group=name, handle=epoch.handle)
+                )
+        return samples
+
+
+def barrier_statistics(stats: BarrierStats) -> BarrierStatistics | None:
+    """An EPGroup's statistics from the leader's core; None before the first barrier."""
+    total = stats["phases"].get("total")
+    if total is None or total["count"] == 0:
+        return None
+    histogram = from_core(total)
+    last = stats["stragglers"]
+    slowest = min(last, key=lambda rank: (-last[rank], rank)) if last else None
+    share = last[slowest] / sum(last.values()) if slowest is not None else None
+    return BarrierStatistics(
+        count=histogram.count,
+        p50_seconds=quantile(histogram, 0.5),
+        p99_seconds=quantile(histogram, 0.99),
+        slowest_rank=slowest,
+        slowest_share=share,
+    )

@@ -1,0 +1,1 @@
+"""Pods' sessions: sockets, packets, requests; used by the agent's runtime."""

@@ -1,0 +1,164 @@
+"""One connection of a pod from its hello to its end; started by session.sockets for each.
+
+Requests are served one after the other, but the connection is read all the time: its end ends the
+session at once, also while a join waits. What the pod sends too fast is left in the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from epfabric import messages
+
+from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
+from epfabric_agent.groups.part import Part
+from epfabric_agent.pods import Pod
+from epfabric_agent.session.opening import open_session
+from epfabric_agent.session.packets import Closed, Connection, Packet
+from epfabric_agent.session.quota import Grant, QuotaError
+from epfabric_agent.session.rate import Rate
+from epfabric_agent.session.services import Services
+
+HELLO_S = 30.0
+REQUESTS_PER_S = 50.0
+REQUEST_BURST = 200
+MAX_REGIONS = 256
+_log = logging.getLogger(__name__)
+
+
+class Conversation:
+    def __init__(self, connection: Connection, pod: Pod, services: Services) -> None:
+        self._connection = connection
+        self._pod = pod
+        self._services = services
+        self._rate = Rate(REQUESTS_PER_S, REQUEST_BURST)
+        self._seat: tuple[Part, LocalRank] | None = None
+        self._grants: list[Grant] = []
+        self._long: asyncio.Task[Any] | None = None
+        self._left = False
+
+    async def run(self) -> None:
+        """Serves until the pod or the agent ends it; never raises for what a pod does."""
+        why = "its session ended without leave (the process ended, or closed its socket)"
+        try:
+            async with asyncio.timeout(HELLO_S) as limit:
+                while not self._left:
+                    with await self._connection.receive() as packet:
+                        await self._pace()
+                        await self._serve(packet)
+                    if self._seat is not None:
+                        limit.reschedule(None)
+        except (Closed, TimeoutError):
+            pass
+        except asyncio.CancelledError:
+            why = f"the agent of node {self._services.node} ended"
+            raise
+        except Exception:
+            _log.exception("a session of %s failed", self._pod.label)
+            why = "the agent failed on its session; see the agent's log"
+        finally:
+            await asyncio.shield(self._end(why))
+
+    async def _pace(self) -> None:
+        wait_s = self._rate.take(asyncio.get_running_loop().time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    async def _serve(self, packet: Packet) -> None:
+        try:
+            if packet.fault:
+                raise messages.MessageError(packet.fault)
+            request = messages.decode_request(packet.data)
+            if self._long is not None and not self._long.done():
+                raise Refusal("bad-state", "the request before this one is not answered yet")
+            if isinstance(request, messages.Hello):
+                await self._hello(request)
+            elif isinstance(request, messages.Register):
+                self._connection.send(await self._register(request, packet))
+            elif isinstance(request, messages.Join):
+                part, local = self._seated()
+                self._long = asyncio.create_task(self._answer(part.join(local)))
+            else:
+                part, local = self._seated()
+                self._long = asyncio.create_task(self._leave(part, local))
+        except messages.MessageError as error:
+            refusal = Refusal(messages.BAD_REQUEST, str(error))
+            self._connection.send(refusal.reply())
+        except Refusal as refusal:
+            self._connection.send(refusal.reply())
+
+    async def _hello(self, hello: messages.Hello) -> None:
+        if self._seat is not None:
+            raise Refusal("bad-state", "this connection has said hello already")
+        part, local, reply = await open_session(hello, self._pod, self._connection, self._services)
+        self._seat = part, local
+        native = local.session
+        self._connection.send(reply, (native.pod_fd, native.agent_fd))
+        _log.info("rank %d of %s: session of %s", local.rank, part.group, local.pod)
+
+    async def _register(self, request: messages.Register, packet: Packet) -> messages.RegisterReply:
+        from epfabric_agent._native import NativeError
+
+        _, local = self._seated()
+        if local.stage is not Stage.OPEN:
+            raise Refusal("bad-state", "register comes before join")
+        if len(packet.fds) != 1:
+            raise Refusal("bad-memfd", f"register carries one memfd, not {len(packet.fds)} files")
+        if len(self._grants) >= MAX_REGIONS:
+            raise Refusal("quota", f"a session has at most {MAX_REGIONS} regions")
+        try:
+            grant = self._services.quota.grant(self._pod.key, request.bytes)
+        except QuotaError as error:
+            raise Refusal("quota", str(error)) from error
+        try:
+            region = await asyncio.to_thread(
+                local.session.register_memfd, packet.fds[0], request.bytes
+            )
+        except NativeError as error:
+            self._services.quota.release(grant)
+            raise Refusal("bad-memfd", str(error)) from error
+        except BaseException:
+            self._services.quota.release(grant)
+            raise
+        self._grants.append(grant)
+        return messages.RegisterReply(
+            region=region.region, offset=region.offset, bytes=region.bytes
+        )
+
+    async def _answer(self, work: Coroutine[Any, Any, messages.Reply]) -> bool:
+        try:
+            reply = await work
+        except Refusal as refusal:
+            reply = refusal.reply()
+        with contextlib.suppress(Closed):
+            self._connection.send(reply)
+        return isinstance(reply, messages.LeaveReply)
+
+    async def _leave(self, part: Part, local: LocalRank) -> None:
+        if await self._answer(part.leave(local)):
+            self._left = True
+            self._connection.end()
+
+    def _seated(self) -> tuple[Part, LocalRank]:
+        if self._seat is None:
+            raise Refusal("bad-state", "hello comes first")
+        part, local = self._seat
+        if local.failure:
+            raise Refusal("group-failed", local.failure)
+        return part, local
+
+    async def _end(self, why: str) -> None:
+        """Gives back all that the session held; bounded by the core's own bounds."""
+        if self._seat is not None:
+            part, local = self._seat
+            await part.lost(local, why)
+        if self._long is not None:
+            await asyncio.wait([self._long], timeout=30.0)
+            self._long.cancel()
+        for grant in self._grants:
+            self._services.quota.release(grant)
+        self._connection.close()

@@ -1,0 +1,163 @@
+"""Makes the session of a rank that says hello: checks, memory, CPUs, the core's part.
+
+Used by session.conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from epfabric import limits, messages
+from epfabric.layout import layout_of
+
+from epfabric_agent.groups.local_rank import LocalRank, Refusal
+from epfabric_agent.groups.part import Part
+from epfabric_agent.pods import Pod
+from epfabric_agent.session.packets import Connection
+from epfabric_agent.session.quota import Grant, QuotaError
+from epfabric_agent.session.services import Services
+
+
+async def open_session(
+    hello: messages.Hello, pod: Pod, connection: Connection, services: Services
+) -> tuple[Part, LocalRank, messages.HelloReply]:
+    """Raises Refusal; then nothing is left behind."""
+    check(hello, services)
+    part = await services.hub.part_for(pod, hello.rank)
+    who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
+    try:
+        handle = part.admit(hello.rank, hello.world_size, who)
+        grant = admit_memory(hello, pod, services)
+    except (Refusal, QuotaError) as error:
+        services.changed()
+        if isinstance(error, QuotaError):
+            raise Refusal("quota", str(error)) from error
+        raise
+    local = make_rank(hello, who, handle, pod, connection, services, grant)
+    part.ranks[hello.rank] = local
+    try:
+        await open_native(local, services)
+    except BaseException:
+        del part.ranks[hello.rank]
+        local.release()
+        services.changed()
+        raise
+    services.changed()
+    return part, local, reply(hello, pod, services)
+
+
+def check(hello: messages.Hello, services: Services) -> None:
+    if hello.abi != limits.ABI_VERSION:
+        raise Refusal(
+            "abi",
+            f"the library speaks version {hello.abi} of the interface, this agent version "
+            f"{limits.ABI_VERSION}: install the epfabric package that fits the agent",
+        )
+    if hello.gpu is not None:
+        raise Refusal(
+            "unsupported", "this agent serves host memory only: connect without a GPU's UUID"
+        )
+    if hello.rank >= hello.world_size:
+        raise Refusal(
+            "rank",
+            f"rank {hello.rank} is outside a world of {hello.world_size} ranks: "
+            "check RANK and WORLD_SIZE",
+        )
+
+
+def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Grant:
+    settings = services.settings
+    layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, hello.world_size)
+    grant = services.quota.grant(pod.key, layout.pod_bytes + layout.agent_bytes)
+    try:
+        services.quota.open_session(pod.key)
+    except QuotaError:
+        services.quota.release(grant)
+        raise
+    return grant
+
+
+def make_rank(
+    hello: messages.Hello,
+    who: str,
+    handle: int,
+    pod: Pod,
+    connection: Connection,
+    services: Services,
+    grant: Grant,
+) -> LocalRank:
+    sample = next(services.samples)
+    settings = services.settings
+    placement = services.ledger.take(
+        sample,
+        settings.proxies.per_gpu,
+        services.cpus(),
+        numa=None,
+        strict=settings.proxies.numa == "Strict",
+    )
+
+    def release() -> None:
+        services.ledger.give_back(sample)
+        services.quota.release(grant)
+        services.quota.close_session(pod.key)
+
+    return LocalRank(
+        rank=hello.rank,
+        world_size=hello.world_size,
+        pod=who,
+        handle=handle,
+        sample=sample,
+        on_failed=lambda epoch, reason: connection.tell(
+            messages.Failed(epoch=epoch, reason=reason)
+        ),
+        release=release,
+        cpus=placement.cpus,
+    )
+
+
+async def open_native(local: LocalRank, services: Services) -> None:
+    from epfabric_agent._native import NativeError
+
+    settings = services.settings
+
+    def call() -> None:
+        local.native = services.core.open_session(
+            group=local.handle,
+            rank=local.rank,
+            world=local.world_size,
+            rings=settings.rings,
+            depth=settings.fifo.depth,
+            signals=settings.fifo.signals,
+            cpus=list(local.cpus),
+            quota_bytes=min(settings.memory.per_pod_bytes, limits.REGION_SPACE_BYTES),
+        )
+
+    try:
+        await asyncio.to_thread(call)
+    except NativeError as error:
+        raise Refusal("internal", f"the agent cannot open the session: {error}") from error
+
+
+def reply(hello: messages.Hello, pod: Pod, services: Services) -> messages.HelloReply:
+    settings = services.settings
+    fifo, barrier = settings.fifo, settings.barrier
+    layout = layout_of(settings.rings, fifo.depth, fifo.signals, hello.world_size)
+    return messages.HelloReply(
+        abi=limits.ABI_VERSION,
+        node=services.node,
+        agent_pid=os.getpid(),
+        group=pod.group_key,
+        fabric=services.fabric,
+        rings=settings.rings,
+        depth=fifo.depth,
+        batch=fifo.batch,
+        signals=fifo.signals,
+        world_size=hello.world_size,
+        rank=hello.rank,
+        max_inflight=settings.proxies.max_inflight,
+        barrier_timeout_ms=barrier.timeout_ms,
+        join_timeout_ms=barrier.join_timeout_ms,
+        pod_bytes=layout.pod_bytes,
+        agent_bytes=layout.agent_bytes,
+    )

@@ -1,0 +1,136 @@
+"""The sockets of pods: one in each pod's directory, as records (or a manifest) say; for the agent.
+
+A socket is reached through its directory's descriptor, as the path may be longer than a socket
+address holds, and so that a directory that was replaced is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from epfabric_agent.pods import Pod
+from epfabric_agent.session.conversation import Conversation
+from epfabric_agent.session.packets import Connection
+from epfabric_agent.session.services import Services
+
+NAME = "agent.sock"
+BACKLOG = 64
+MAX_CONNECTIONS = 128
+_log = logging.getLogger(__name__)
+
+
+class PodSocket:
+    """Listens for one pod. `services` is asked at each connection."""
+
+    def __init__(self, pod: Pod, services: Callable[[], Services]) -> None:
+        """Binds. Raises OSError."""
+        self.pod = pod
+        self._services = services
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sock, self._inode = _bind(pod.directory)
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    @property
+    def stale(self) -> bool:
+        """The directory, or the socket in it, is not the one that was bound."""
+        try:
+            there = (self.pod.directory / NAME).lstat()
+        except OSError:
+            return True
+        return (there.st_dev, there.st_ino) != self._inode
+
+    def stop_listening(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    async def close(self) -> None:
+        """Ends all conversations; the socket file stays, for the next agent to replace."""
+        self.stop_listening()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=10.0)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            _log.error("cannot accept for %s: %s", self.pod.label, error)
+            return
+        if len(self._tasks) >= MAX_CONNECTIONS:
+            sock.close()
+            return
+        task = self._loop.create_task(
+            Conversation(Connection(sock), self.pod, self._services()).run()
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a conversation with %s ended badly", self.pod.label, exc_info=error)
+
+
+class Sockets:
+    """All pods' sockets of this node."""
+
+    def __init__(self, services: Callable[[], Services]) -> None:
+        self._services = services
+        self._sockets: dict[str, PodSocket] = {}
+
+    @property
+    def pods(self) -> int:
+        return len(self._sockets)
+
+    async def follow(self, pods: Iterable[Pod]) -> None:
+        """Binds for new pods, and again where a directory was made anew; drops pods that went."""
+        wanted = {pod.key: pod for pod in pods}
+        for key, known in list(self._sockets.items()):
+            if wanted.get(key) != known.pod or known.stale:
+                del self._sockets[key]
+                await known.close()
+        for key, pod in wanted.items():
+            if key in self._sockets:
+                continue
+            try:
+                self._sockets[key] = PodSocket(pod, self._services)
+            except OSError as error:
+                _log.warning("no socket for %s in %s: %s", pod.label, pod.directory, error)
+
+    async def close(self) -> None:
+        sockets, self._sockets = list(self._sockets.values()), {}
+        for bound in sockets:
+            bound.stop_listening()
+        await asyncio.gather(*(bound.close() for bound in sockets))
+
+
+def _bind(directory: Path) -> tuple[socket.socket, tuple[int, int]]:
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        path = f"/proc/self/fd/{fd}/{NAME}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock.bind(path)
+        os.chmod(path, 0o666)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        found = os.lstat(path)
+        return sock, (found.st_dev, found.st_ino)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.close(fd)
