@@ -10,7 +10,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 # Everything is installed into one folder, which the images then copy: no compiler reaches them.
 FROM python AS build
 ARG DEBIAN_FRONTEND=noninteractive
-RUN apt-get update && apt-get install -y --no-install-recommends g++ libfabric-dev python3-dev \
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libfabric-dev pkg-config python3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir uv==0.13.9
 WORKDIR /src
