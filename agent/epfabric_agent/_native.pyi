@@ -1,4 +1,4 @@
-"""Types of the C++ core (agent/native): what agent code may call. Every call that blocks has a bound."""
+"""Types of the C++ core (agent/native), for the agent. Every call that blocks has a bound."""
 
 from typing import TypedDict, final
 
@@ -23,8 +23,8 @@ class RegionInfo:
 class Event:
     @property
     def kind(self) -> str:
-        """"failed" (transport or a peer's bad record) or "barrier_timeout": the epoch has failed, its
-        abort words are set; call fail_epoch()."""
+        """failed (transport, or a peer's bad record) or barrier_timeout: the epoch has failed
+        and its abort words are set; call fail_epoch()."""
     @property
     def group(self) -> int: ...
     @property
@@ -76,7 +76,7 @@ class PhaseStats(TypedDict):
     max_ns: int
     zero_count: int
     scale: int
-    offset: int  # index of buckets[0]: bucket i holds (base**i, base**(i+1)] seconds, base = 2**2**-scale
+    offset: int  # index of buckets[0]; bucket i: (b**i, b**(i+1)] seconds, b = 2**2**-scale
     buckets: list[int]  # trimmed at both ends; may be empty
 
 class BarrierStats(TypedDict):
@@ -109,9 +109,9 @@ class Session:
     def region_bytes(self) -> int:
         """Extent of the rank's offset space: the end of its last region."""
     def register_memfd(self, fd: int, bytes: int) -> RegionInfo:
-        """Maps, checks and seals a pod's memfd (the caller keeps and closes fd). Before open_epoch."""
+        """Maps, checks and seals a pod's memfd (the caller closes fd). Before open_epoch."""
     def describe(self) -> bytes:
-        """What the other nodes need to write to this rank; call it after the last register_memfd()."""
+        """What other nodes need to write to this rank; after the last register_memfd()."""
     def endpoints(self) -> list[bytes]:
         """libfabric address of each proxy; empty without a provider."""
     def drain(self, timeout_ms: int) -> bool:
@@ -137,8 +137,8 @@ class Core:
         stall_timeout_ms: int = 10000,
         connect_timeout_ms: int = 10000,
     ) -> None:
-        """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms: an epoch
-        fails when a peer acknowledges nothing for that long while something is outstanding."""
+        """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
+        an epoch fails when a peer acknowledges nothing for that long though it should."""
     def open_session(
         self,
         *,
@@ -162,8 +162,8 @@ class Core:
         nodes: list[list[int]],
         barrier_timeout_ms: int,
     ) -> None:
-        """Connects every local session with every remote rank; nodes: the ranks of each node, the same
-        list on every node. Bounded by connect_timeout_ms."""
+        """Connects every local session with every remote rank; nodes: the ranks of each node,
+        the same list on every node. Bounded by connect_timeout_ms."""
     def start_epoch(self, group: int) -> None: ...
     def fail_epoch(self, group: int, reason: str) -> None:
         """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""

@@ -34,7 +34,10 @@ void check_settings(const CoreSettings& settings) {
 
 Core::Core(const CoreSettings& settings) : settings_(settings) {
   check_settings(settings);
-  if (!settings.provider.empty()) fabric_.emplace(settings.provider, settings.address);
+  if (!settings.provider.empty()) {
+    fabric_.emplace(settings.provider, settings.address);
+    const Endpoint trial(*fabric_);  // a wrong address is an error now, not at the first session
+  }
   proxy_settings_.drain_batch = settings.drain_batch;
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
   proxy_settings_.limits = settings.limits;

@@ -36,9 +36,9 @@ Fid<T> open(const std::string& what, Open&& call) {
 
 }  // namespace
 
-Fabric::Fabric(const std::string& provider, const std::string& address) {
-  // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only RMA
-  // writes. It takes this from the environment alone; what the administrator has set stands.
+Fabric::Fabric(const std::string& provider, const std::string& address) : address_(address) {
+  // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only
+  // RMA writes. It takes this from the environment alone; what the administrator has set stands.
   ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   std::unique_ptr<fi_info, InfoFreer> hints(::fi_allocinfo());
   hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
@@ -96,14 +96,14 @@ Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
     check(::fi_cq_open(domain_.get(), &cq, &queue, nullptr), "opening the completion queue failed");
   }
   completions_.reset(queue);
-  endpoint_ = open<fid_ep>("opening the endpoint failed", [&](fid_ep** out) {
+  const std::string where = " on address " + fabric.address() + " failed";
+  endpoint_ = open<fid_ep>("opening an endpoint" + where, [&](fid_ep** out) {
     return ::fi_endpoint(domain_.get(), info, out, nullptr);
   });
   check(::fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table failed");
   check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV),
         "binding the queue failed");
-  check(::fi_enable(endpoint_.get()),
-        "enabling the endpoint failed (is the address on this machine?)");
+  check(::fi_enable(endpoint_.get()), "enabling an endpoint" + where);
 }
 
 int Endpoint::wait_fd() {

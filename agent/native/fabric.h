@@ -30,12 +30,14 @@ class Fabric {
  public:
   Fabric(const std::string& provider, const std::string& address);
   const fi_info& info() const { return *info_; }
+  const std::string& address() const { return address_; }
   fid_fabric* get() const { return fabric_.get(); }
 
  private:
   struct InfoFreer {
     void operator()(fi_info* info) const { ::fi_freeinfo(info); }
   };
+  const std::string address_;
   std::unique_ptr<fi_info, InfoFreer> info_;
   Fid<fid_fabric> fabric_;
 };
@@ -70,7 +72,8 @@ class Endpoint {
   std::vector<std::byte> address() const;
   fi_addr_t insert(const std::vector<std::byte>& address);
   uint64_t max_bytes() const { return max_bytes_; }
-  // A descriptor that becomes readable when poll() may find something, if it is safe to wait on it now; or -1.
+  // A descriptor that becomes readable when poll() may find something, if it is safe to wait on it
+  // now; or -1.
   int wait_fd();
 
   struct Target {

@@ -175,7 +175,10 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
   Link& link = *operation->link;
   link.progress_ns = now_ns_;
   const Operation::Kind kind = operation->kind;
-  if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
+  // What is lost with a peer that left in good order was nothing that anyone waits for.
+  const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->left(link.rank);
+  // A failed write never completes its ticket: who waits for it is told by the abort word.
+  if (operation->ring != nullptr && !lost) operation->ring->part_done(operation->ticket);
   give_back(operation);
   if (completion.error == 0) {
     link.connected = true;
@@ -183,7 +186,7 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
   }
   link.broken = true;
   // A credit that does not arrive matters only if the peer still sends; then something else fails.
-  if (kind == Operation::Kind::kCredit || epoch_ == nullptr || epoch_->left(link.rank)) return;
+  if (kind == Operation::Kind::kCredit || !lost) return;
   fail(static_cast<int>(link.rank), "a write to it failed: " + completion.detail);
 }
 

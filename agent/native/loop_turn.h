@@ -54,7 +54,8 @@ void Loop<Remote>::turn() {
     idle_.worked();
     return;
   }
-  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { proxy_.block(ns, remote_.wait_fd()); });
+  idle_.wait(now_ns_, active(), proxy_.count_,
+             [this](uint64_t ns) { proxy_.block(ns, remote_.wait_fd()); });
 }
 
 // Every 10 ms: the heartbeat (proxy 0), links without progress, links that are still to be

@@ -1,4 +1,4 @@
-"""A pod's end of a session for the native tests: pushes commands into the rings with plain stores."""
+"""A pod's end of a session, for the native tests: pushes commands with plain stores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def head(op: int, rank: int = 0, advance: int = 0, low: int = 0) -> int:
     return (op << 60) | (rank << 47) | (advance << 32) | low
 
 
-def write(rank: int, src: int, dst: int, nbytes: int, signal: int = 0, advance: int = 0) -> tuple[int, int]:
+def write(
+    rank: int, src: int, dst: int, nbytes: int, signal: int = 0, advance: int = 0
+) -> tuple[int, int]:
     """Offsets and sizes in bytes, multiples of 16."""
     return (
         head(WRITE, rank, advance, src // 16),
@@ -88,11 +90,15 @@ class Pod:
     def __post_init__(self) -> None:
         self.at = _native.layout(self.rings, self.depth, self.signals, self.world)
         self.pod_map = mmap.mmap(self.session.pod_fd, self.at["pod_bytes"])
-        self.agent_map = mmap.mmap(self.session.agent_fd, self.at["agent_bytes"], prot=mmap.PROT_READ)
+        self.agent_map = mmap.mmap(
+            self.session.agent_fd, self.at["agent_bytes"], prot=mmap.PROT_READ
+        )
         pod = np.frombuffer(self.pod_map, dtype=np.uint64)
         self.agent = np.frombuffer(self.agent_map, dtype=np.uint64)
         slots = self.at["slots"] // 8
-        self.slots = pod[slots : slots + self.rings * self.depth * 2].reshape(self.rings, self.depth, 2)
+        self.slots = pod[slots : slots + self.rings * self.depth * 2].reshape(
+            self.rings, self.depth, 2
+        )
         self.head = [0] * self.rings
 
     @property
@@ -108,7 +114,9 @@ class Pod:
         return view
 
     def counter(self, ring: int, name: str) -> int:
-        offset = self.at["counters"] + ring * self.at["ring_counters_bytes"] + self.at[f"ring_{name}"]
+        offset = (
+            self.at["counters"] + ring * self.at["ring_counters_bytes"] + self.at[f"ring_{name}"]
+        )
         return int(self.agent[offset // 8])
 
     def push(self, ring: int, command: tuple[int, int]) -> int:
@@ -148,7 +156,9 @@ class Node:
     ranks: list[int]
     pods: list[Pod] = field(default_factory=list)
 
-    def open(self, world: int, rings: int, depth: int, signals: int, proxies: int, nbytes: int) -> None:
+    def open(
+        self, world: int, rings: int, depth: int, signals: int, proxies: int, nbytes: int
+    ) -> None:
         for rank in self.ranks:
             session = self.core.open_session(
                 group=1,
@@ -190,7 +200,9 @@ class Group:
         ]
         for node, count in zip(self.nodes, counts, strict=True):
             node.open(self.world, rings, depth, signals, count, nbytes)
-        self.pods = sorted((pod for node in self.nodes for pod in node.pods), key=lambda pod: pod.rank)
+        self.pods = sorted(
+            (pod for node in self.nodes for pod in node.pods), key=lambda pod: pod.rank
+        )
         blobs = [pod.session.describe() for pod in self.pods]
         for i, node in enumerate(self.nodes):
             remote = [

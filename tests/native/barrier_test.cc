@@ -1,0 +1,200 @@
+// The leader barrier as a state machine on an in-memory network, under random schedules and with
+// bad records.
+#include "barrier.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <random>
+#include <thread>
+
+using namespace epfabric::agent;
+
+namespace {
+
+struct Net {
+  std::deque<ControlRecord> to_node[8];
+};
+
+struct TestNode {
+  BarrierPlan plan;
+  BarrierStats stats{5};
+  std::unique_ptr<Meeting> meeting;
+  std::unique_ptr<Delegate> delegate;
+};
+
+struct Cluster {
+  Net net;
+  std::vector<std::unique_ptr<TestNode>> nodes;
+  std::vector<uint32_t> node_of, position_of;
+  uint64_t now = 1000;
+
+  Cluster(const std::vector<std::vector<uint32_t>>& ranks, uint32_t leader, uint64_t timeout_ns) {
+    BarrierPlan plan{3, 0, 0, leader, timeout_ns, ranks, {}};
+    for (uint32_t n = 0; n < ranks.size(); ++n) {
+      const bool leads = std::count(ranks[n].begin(), ranks[n].end(), leader) > 0;
+      if (leads) plan.leader_node = n;
+      plan.delegates.push_back(leads ? leader : ranks[n].front());
+      for (uint32_t i = 0; i < ranks[n].size(); ++i) {
+        const uint32_t rank = ranks[n][i];
+        if (node_of.size() <= rank) {
+          node_of.resize(rank + 1);
+          position_of.resize(rank + 1);
+        }
+        node_of[rank] = n;
+        position_of[rank] = i;
+      }
+    }
+    for (uint32_t n = 0; n < ranks.size(); ++n) {
+      auto node = std::make_unique<TestNode>();
+      node->plan = plan;
+      node->plan.node = n;
+      node->meeting = std::make_unique<Meeting>(static_cast<uint32_t>(ranks[n].size()));
+      node->delegate = std::make_unique<Delegate>(node->plan, *node->meeting, node->stats);
+      nodes.push_back(std::move(node));
+    }
+  }
+
+  bool step(uint32_t n, bool busy = false, bool settled = true) {
+    return nodes[n]->delegate->step(
+        now,
+        [&](uint32_t rank, const ControlRecord& record) {
+          if (!busy) net.to_node[node_of[rank]].push_back(record);
+          return !busy;
+        },
+        [&] { return settled; });
+  }
+
+  void deliver(uint32_t n) {
+    if (net.to_node[n].empty()) return;
+    const char* fault = nodes[n]->delegate->on_record(net.to_node[n].front(), now);
+    INFO(std::string(fault == nullptr ? "" : fault));
+    REQUIRE(fault == nullptr);
+    net.to_node[n].pop_front();
+  }
+
+  void enter(uint32_t rank, uint64_t number) {
+    Meeting& meeting = *nodes[node_of[rank]]->meeting;
+    meeting.announce(number, now);
+    meeting.enter(number, position_of[rank], now);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("no rank leaves a barrier before every rank has entered it, and all get through") {
+  const uint64_t seed = std::random_device{}();
+  std::printf("barrier_test seed %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  const std::vector<std::vector<std::vector<uint32_t>>> shapes = {{{0}},
+                                                                  {{0, 1, 2}},
+                                                                  {{0}, {1}},
+                                                                  {{3, 0}, {1, 2}, {5, 4, 6}},
+                                                                  {{0, 2}, {1, 3}, {4, 5}, {6, 7}}};
+  for (const auto& shape : shapes) {
+    uint32_t world = 0;
+    for (const auto& ranks : shape) world += static_cast<uint32_t>(ranks.size());
+    const auto leader = static_cast<uint32_t>(random() % world);
+    Cluster cluster(shape, leader, 1u << 30);
+    std::vector<uint64_t> entered(world), left(world);
+    constexpr uint64_t kBarriers = 200;
+    for (uint64_t tries = 0; tries < 4'000'000; ++tries) {
+      if (*std::min_element(left.begin(), left.end()) == kBarriers) break;
+      cluster.now += 1 + random() % 100;
+      const auto rank = static_cast<uint32_t>(random() % world);
+      const auto node = static_cast<uint32_t>(random() % shape.size());
+      Meeting& meeting = *cluster.nodes[cluster.node_of[rank]]->meeting;
+      if (entered[rank] == left[rank] && entered[rank] < kBarriers) {
+        cluster.enter(rank, entered[rank]++);
+      } else if (left[rank] < entered[rank] && meeting.released(left[rank])) {
+        REQUIRE(*std::min_element(entered.begin(), entered.end()) > left[rank]);
+        meeting.leave(left[rank]++);
+      }
+      if (random() % 2) cluster.deliver(node);
+      cluster.step(node, random() % 3 == 0, random() % 3 != 0);
+    }
+    REQUIRE(*std::min_element(left.begin(), left.end()) == kBarriers);
+    const TestNode& leads = *cluster.nodes[cluster.node_of[leader]];
+    uint64_t last = 0;
+    for (uint32_t rank = 0; rank < world; ++rank) last += leads.stats.stragglers(rank);
+    CHECK(last == kBarriers);
+    for (const Phase phase : {Phase::kArrive, Phase::kLocal, Phase::kNetwork}) {
+      CHECK(leads.stats.phase(phase).snapshot().count == kBarriers);
+    }
+  }
+}
+
+TEST_CASE("the leader names exactly the missing ranks, also of a node where some are there") {
+  constexpr uint64_t kTimeout = 1'000'000;
+  Cluster cluster({{0, 1}, {2, 3}, {4, 5}, {6, 7}}, 0, kTimeout);
+  cluster.enter(0, 0);
+  for (const uint32_t rank : {2, 3, 4}) cluster.enter(rank, 0);
+  for (int i = 0; i < 3; ++i) {
+    for (uint32_t n = 0; n < 4; ++n) {
+      cluster.step(n);
+      cluster.deliver(n);
+    }
+    cluster.now += kTimeout / 3;
+  }
+  while (!cluster.net.to_node[0].empty()) cluster.deliver(0);
+  CHECK_FALSE(cluster.nodes[0]->delegate->timed_out(1000 + kTimeout));
+  CHECK(cluster.nodes[0]->delegate->timed_out(1001 + kTimeout));
+  CHECK_FALSE(cluster.nodes[0]->delegate->timed_out(1002 + kTimeout));  // told once
+  CHECK(cluster.nodes[0]->delegate->missing() == std::vector<uint32_t>{1, 5, 6, 7});
+  CHECK(cluster.nodes[2]->delegate->missing() == std::vector<uint32_t>{5});
+  CHECK(cluster.nodes[1]->delegate->missing().empty());
+  CHECK_FALSE(cluster.nodes[3]->delegate->timed_out(1u << 31));  // nobody waits there
+}
+
+TEST_CASE("records that do not belong here are refused") {
+  Cluster cluster({{0, 1}, {2, 3}}, 0, 1u << 30);
+  const auto record = [](RecordKind kind, uint16_t source, uint64_t number, uint64_t extra) {
+    ControlRecord out;
+    out.kind = kind;
+    out.source = source;
+    out.value = number;
+    out.extra = extra;
+    return out;
+  };
+  Delegate& leader = *cluster.nodes[0]->delegate;
+  Delegate& other = *cluster.nodes[1]->delegate;
+  CHECK(leader.on_record(record(RecordKind::kArrive, 2, 1, 2), 1) != nullptr);   // number
+  CHECK(leader.on_record(record(RecordKind::kArrive, 3, 0, 3), 1) != nullptr);   // no delegate
+  CHECK(leader.on_record(record(RecordKind::kArrive, 0, 0, 0), 1) != nullptr);   // its own node
+  CHECK(leader.on_record(record(RecordKind::kArrive, 99, 0, 0), 1) != nullptr);  // no rank
+  CHECK(leader.on_record(record(RecordKind::kArrive, 2, 0, 1), 1) != nullptr);   // last rank
+  CHECK(leader.on_record(record(RecordKind::kRelease, 2, 0, 0), 1) != nullptr);
+  CHECK(leader.on_record(record(RecordKind::kArrive, 2, 0, 3), 1) == nullptr);
+  CHECK(leader.on_record(record(RecordKind::kArrive, 2, 0, 3), 1) != nullptr);  // twice
+  CHECK(leader.on_record(record(RecordKind::kArrive, 2, 1, 3), 1) != nullptr);  // not released yet
+  CHECK(other.on_record(record(RecordKind::kArrive, 0, 0, 0), 1) != nullptr);
+  CHECK(other.on_record(record(RecordKind::kRelease, 0, 0, 0), 1) !=
+        nullptr);  // before its arrival
+}
+
+TEST_CASE("ranks on threads meet without losing a barrier") {
+  constexpr uint32_t kMembers = 3;
+  constexpr uint64_t kBarriers = 300;
+  Meeting meeting(kMembers);
+  std::atomic<uint64_t> inside{0}, last{0};
+  const auto rank = [&](uint32_t position) {
+    for (uint64_t n = 0; n < kBarriers; ++n) {
+      inside.fetch_add(1);
+      meeting.announce(n, n + 1);
+      meeting.enter(n, position, n + 1);
+      while (!meeting.released(n)) {
+        if (position == 0 && meeting.full(n)) meeting.release(n, n + 1);
+        std::this_thread::yield();
+      }
+      CHECK(inside.load() >= (n + 1) * kMembers);
+      if (meeting.leave(n)) last.fetch_add(1);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < kMembers; ++i) threads.emplace_back(rank, i);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(last.load() == kBarriers);
+}
