@@ -39,7 +39,7 @@ class As:
 
     def apply(self, made: Object, manager: str, *, subresource: str = "") -> Object:
         """Server-side apply."""
-        how = ["apply", "--server-side", f"--field-manager={manager}"]
+        how = ["apply", "--server-side", "--force-conflicts", f"--field-manager={manager}"]
         if subresource:
             how.append(f"--subresource={subresource}")
         return self._loaded(*how, "-f", "-", "-o", "json", stdin=json.dumps(made))
@@ -54,7 +54,9 @@ class As:
 
     def delete(self, kind: str, name: str, namespace: str = "") -> None:
         where = ("-n", namespace) if namespace else ()
-        self.run("delete", kind, name, *where, "--ignore-not-found", "--now", "--timeout=60s")
+        # No kubelet runs here that would confirm a pod's end.
+        how = ("--force", "--grace-period=0") if kind == "pod" else ("--now",)
+        self.run("delete", kind, name, *where, *how, "--ignore-not-found", "--timeout=60s")
 
     def _send(self, verb: str, made: Object, subresource: str) -> Object:
         how = [f"--subresource={subresource}"] if subresource else []

@@ -1,0 +1,159 @@
+"""The chart as a package: what it renders, refuses, installs and leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from chart.conftest import RELEASE
+from chart.objects import SYSTEM, As, Object
+from harness import helm
+from harness.process import HarnessError
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "epfabric"
+OFFLINE: dict[str, Any] = {"injection": {"policyVersion": "v1"}}
+PASSING = {"events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses"}
+
+
+def rendered(values: dict[str, Any], namespace: str = SYSTEM) -> list[Object]:
+    text = helm.template({**OFFLINE, **values}, namespace)
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def the(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
+def test_the_chart_lints() -> None:
+    findings = helm.lint(OFFLINE)["findings"]
+    assert findings["errors"] == []
+    serious = [m for m in findings["messages"] if "icon" not in m["error"]]
+    assert serious == []
+
+
+def test_the_definitions_in_the_chart_are_the_reviewed_ones() -> None:
+    reviewed = sorted((ROOT / "crds" / "epfabric_crds" / "definitions").glob("*.yaml"))
+    assert len(reviewed) >= 3
+    assert [path.name for path in sorted((CHART / "crds").iterdir())] == [p.name for p in reviewed]
+    for path in reviewed:
+        assert (CHART / "crds" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"kubletRootDir": "/x"}, "kubletRootDir"),
+        ({"kubeletRootDir": "relative"}, "kubeletRootDir"),
+        ({"kubeletRootDir": "/var/lib/kubelet/"}, "kubeletRootDir"),
+        ({"operator": {"replicas": "two"}}, "replicas"),
+        ({"operator": {"healthPort": 0}}, "healthPort"),
+        ({"agent": {"port": 70000}}, "port"),
+        ({"images": {"agent": {"repo": "x"}}}, "repo"),
+        ({"injection": {"policyVersion": "v2"}}, "policyVersion"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(HarnessError, match=says):
+        helm.template({**OFFLINE, **values}, SYSTEM)
+
+
+def test_a_cluster_without_the_policies_api_is_refused_with_what_to_do() -> None:
+    """A client-side rendering knows no such API unless told."""
+    with pytest.raises(HarnessError, match=r"use Kubernetes 1\.36 or newer"):
+        helm.template({}, SYSTEM)
+
+
+def test_values_reach_what_they_are_for() -> None:
+    image = {"repository": "registry.example/agent", "tag": "9"}
+    objects = rendered(
+        {
+            "images": {"agent": image},
+            "imagePullSecrets": ["pull"],
+            "operator": {"replicas": 2, "healthPort": 9000},
+            "agent": {"port": 0},
+            "kubeletRootDir": "/data/kubelet",
+        }
+    )
+    csi = the(objects, "DaemonSet", "epfabric-csi")["spec"]["template"]["spec"]
+    assert csi["containers"][0]["image"] == "registry.example/agent:9"
+    assert csi["imagePullSecrets"] == [{"name": "pull"}]
+    assert "--kubelet-root=/data/kubelet" in csi["containers"][0]["args"]
+    paths = {volume["hostPath"]["path"] for volume in csi["volumes"]}
+    assert {"/data/kubelet/pods", "/data/kubelet/plugins_registry", "/var/lib/epfabric"} < paths
+    deployment = the(objects, "Deployment", "epfabric-operator")["spec"]
+    assert deployment["replicas"] == 2
+    (operator,) = deployment["template"]["spec"]["containers"]
+    assert operator["image"] == "epfabric-operator:0.1.0"
+    environment = {one["name"]: one.get("value") for one in operator["env"]}
+    assert environment["EPFABRIC_AGENT_IMAGE"] == "registry.example/agent:9"
+    assert environment["EPFABRIC_AGENT_PORT"] == "0"
+    assert operator["ports"] == [{"name": "health", "containerPort": 9000}]
+
+
+def test_only_the_csi_driver_is_privileged() -> None:
+    objects = rendered({})
+    privileged, propagating = [], []
+    for one in objects:
+        template = one.get("spec", {}).get("template", {})
+        for container in template.get("spec", {}).get("containers", []):
+            name = one["metadata"]["name"]
+            if container.get("securityContext", {}).get("privileged"):
+                privileged.append(name)
+            mounts = container.get("volumeMounts", [])
+            propagating += [name for mount in mounts if "mountPropagation" in mount]
+    assert privileged == ["epfabric-csi"]
+    assert propagating == ["epfabric-csi"]
+
+
+def test_the_namespace_of_the_release_is_the_one_in_every_rule() -> None:
+    objects = rendered({}, "elsewhere")
+    text = yaml.safe_dump_all(objects)
+    assert SYSTEM not in text
+    assert "system:serviceaccount:elsewhere:epfabric-agent" in text
+    named = {o["metadata"]["namespace"] for o in objects if "namespace" in o["metadata"]}
+    assert named == {"elsewhere"}
+
+
+def inventory(admin: As) -> set[str]:
+    """Every object of the cluster but those that come and go by themselves."""
+    kinds = admin.run("api-resources", "--verbs=list", "-o", "name").split()
+    wanted = ",".join(sorted(set(kinds) - PASSING))
+    form = "jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{'\\n'}{end}"
+    return set(admin.run("get", wanted, "-A", "-o", form, "--ignore-not-found").splitlines())
+
+
+def test_an_upgrade_changes_and_an_uninstall_leaves_only_the_definitions(admin: As) -> None:
+    kubeconfig = admin.cluster.kubeconfig
+    before = inventory(admin)
+    helm.install(kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}})
+    try:
+        during = inventory(admin)
+        assert "CSIDriver /csi.epfabric.io" in during
+        assert f"DaemonSet {SYSTEM}/epfabric-csi" in during
+        driver = admin.get("csidriver", "csi.epfabric.io")
+        assert driver["spec"]["volumeLifecycleModes"] == ["Ephemeral"]
+        assert driver["spec"]["podInfoOnMount"] is True
+        assert driver["spec"]["attachRequired"] is False
+        helm.upgrade(
+            kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}, "agent": {"port": 1}}
+        )
+        (operator,) = admin.get("deployment", "epfabric-operator", SYSTEM)["spec"]["template"][
+            "spec"
+        ]["containers"]
+        assert {"name": "EPFABRIC_AGENT_PORT", "value": "1"} in operator["env"]
+    finally:
+        helm.uninstall(kubeconfig, RELEASE, SYSTEM)
+    admin.run("wait", "pods", "--all", "-n", SYSTEM, "--for=delete", "--timeout=60s")
+    left = inventory(admin) - before
+    definitions = {one for one in left if one.startswith("CustomResourceDefinition ")}
+    of_the_namespace = {
+        f"Namespace /{SYSTEM}",
+        f"ServiceAccount {SYSTEM}/default",
+        f"ConfigMap {SYSTEM}/kube-root-ca.crt",
+    }
+    assert left - definitions - of_the_namespace == set()
+    assert all(one.endswith(".epfabric.io") for one in definitions)

@@ -1,0 +1,295 @@
+"""What each account may do: an agent for its own node only, the operator on Nodes, the driver."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from chart.conftest import TEAM
+from chart.objects import SYSTEM, As, Object, Refused, container, node, pod
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+A, B = "chart-node-a", "chart-node-b"
+GROUP = "chart-group"
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Who asks: the agents with the tokens of their pods, and the others."""
+
+    agent_a: As
+    agent_b: As
+    agent_unbound: As
+    operator: As
+    csi: As
+
+
+@pytest.fixture(scope="module")
+def accounts(installed: As) -> Iterator[Accounts]:
+    for name in (A, B):
+        installed.create(node(name))
+        installed.create(agent_pod(name))
+        installed.create(epfabricnode(name))
+    yield Accounts(
+        agent_a=bound(installed, A),
+        agent_b=bound(installed, B),
+        agent_unbound=account(installed, "epfabric-agent"),
+        operator=account(installed, "epfabric-operator"),
+        csi=account(installed, "epfabric-csi"),
+    )
+    for name in (A, B):
+        installed.delete("epfabricnodes", name)
+        installed.delete("pod", f"agent-{name}", SYSTEM)
+        installed.delete("node", name)
+
+
+def agent_pod(name: str) -> Object:
+    """Stands for the DaemonSet's pod on the node."""
+    return pod(
+        f"agent-{name}",
+        SYSTEM,
+        serviceAccountName="epfabric-agent",
+        nodeName=name,
+        tolerations=[{"operator": "Exists"}],
+        containers=[container("agent")],
+    )
+
+
+def epfabricnode(name: str) -> Object:
+    return {
+        "apiVersion": "epfabric.io/v1alpha1",
+        "kind": "EPFabricNode",
+        "metadata": {"name": name},
+        "spec": {"fabric": "chart-moe", "nodeUid": "0"},
+    }
+
+
+def bound(admin: As, name: str) -> As:
+    uid = admin.get("pod", f"agent-{name}", SYSTEM)["metadata"]["uid"]
+    of_pod = ("--bound-object-kind=Pod", f"--bound-object-name=agent-{name}")
+    return account(admin, "epfabric-agent", *of_pod, f"--bound-object-uid={uid}")
+
+
+def account(admin: As, name: str, *more: str) -> As:
+    token = admin.run("create", "token", name, "-n", SYSTEM, "--duration=1h", *more).strip()
+    return As(admin.cluster, token)
+
+
+def report(name: str, endpoint: str) -> Object:
+    made = epfabricnode(name)
+    del made["spec"]
+    return {**made, "status": {"endpoint": endpoint}}
+
+
+def test_an_agent_writes_its_own_nodes_status(accounts: Accounts) -> None:
+    for who, name in ((accounts.agent_a, A), (accounts.agent_b, B)):
+        written = who.apply(report(name, "10.0.0.1:7470"), "epfabric-agent", subresource="status")
+        assert written["status"]["endpoint"] == "10.0.0.1:7470"
+
+
+def test_an_agent_cannot_write_another_nodes_status(installed: As, accounts: Accounts) -> None:
+    before = installed.get("epfabricnodes", B).get("status")
+    with pytest.raises(Refused, match=f"agent of the node {A} may not write the EPFabricNode {B}"):
+        accounts.agent_a.apply(report(B, "6.6.6.6:1"), "epfabric-agent", subresource="status")
+    with pytest.raises(Refused, match="may not write"):
+        accounts.agent_a.patch(
+            "epfabricnodes", B, {"status": {"endpoint": "6.6.6.6:1"}}, "--subresource=status"
+        )
+    assert installed.get("epfabricnodes", B).get("status") == before
+
+
+def test_a_token_that_is_bound_to_no_pod_writes_nothing(accounts: Accounts) -> None:
+    with pytest.raises(Refused, match="bound to no pod"):
+        accounts.agent_unbound.apply(report(A, "1.1.1.1:1"), "x", subresource="status")
+    with pytest.raises(Refused, match="bound to no pod"):
+        accounts.agent_unbound.create(lease(f"epfabric-agent-{A}"))
+
+
+def test_an_agent_changes_no_spec_and_deletes_no_node(accounts: Accounts) -> None:
+    with pytest.raises(Refused, match="forbidden"):
+        accounts.agent_a.patch("epfabricnodes", A, {"spec": {"fabric": "other"}})
+    with pytest.raises(Refused, match="forbidden"):
+        accounts.agent_a.delete("epfabricnodes", A)
+
+
+def lease(name: str, where: str = SYSTEM) -> Object:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": where},
+        "spec": {"holderIdentity": "me", "leaseDurationSeconds": 40},
+    }
+
+
+def test_an_agent_renews_its_own_lease_only(installed: As, accounts: Accounts) -> None:
+    accounts.agent_a.create(lease(f"epfabric-agent-{A}"))
+    renewed = lease(f"epfabric-agent-{A}")
+    renewed["spec"]["leaseDurationSeconds"] = 50
+    accounts.agent_a.apply(renewed, "kubectl-create")
+    for name in (f"epfabric-agent-{B}", "epfabric-operator", f"epfabric-agent-{A}-x"):
+        with pytest.raises(Refused, match=f"may not write the Lease {name}"):
+            accounts.agent_a.create(lease(name))
+    with pytest.raises(Refused, match="may not write the Lease"):
+        accounts.agent_b.apply(renewed, "epfabric-agent")
+    with pytest.raises(Refused, match="forbidden"):
+        accounts.agent_a.create(lease(A, "kube-node-lease"))
+    installed.delete("lease", f"epfabric-agent-{A}", SYSTEM)
+
+
+def group(**spec: int) -> Object:
+    return {
+        "apiVersion": "epfabric.io/v1alpha1",
+        "kind": "EPGroup",
+        "metadata": {"name": GROUP, "namespace": TEAM},
+        "spec": {"fabric": "chart-moe", "worldSize": 8, **spec},
+    }
+
+
+def state(of: str, phase: str, epoch: int) -> Object:
+    made = group()
+    del made["spec"]
+    coordinator = {"node": of, "endpoint": "10.0.0.1:7470"}
+    return {**made, "status": {"phase": phase, "epoch": epoch, "coordinator": coordinator}}
+
+
+def write(who: As, status: Object) -> None:
+    who.apply(status, "epfabric-agent", subresource="status")
+
+
+def test_a_group_is_written_by_its_coordinator_only(installed: As, accounts: Accounts) -> None:
+    a, b = accounts.agent_a, accounts.agent_b
+    a.apply(group(), "epfabric-agent")
+    with pytest.raises(Refused, match="only as its coordinator"):
+        write(a, state(B, "Forming", 1))
+    write(a, state(A, "Forming", 1))
+    write(a, state(A, "Ready", 1))
+    with pytest.raises(Refused, match="only as its coordinator"):
+        write(b, state(A, "Failed", 1))
+    with pytest.raises(Refused, match=f"coordinated by the node {A}.*greater epoch"):
+        write(b, state(B, "Ready", 1))
+    b.apply(group(), "epfabric-agent")
+    with pytest.raises(Refused, match="greater epoch"):
+        b.apply(group(worldSize=4), "epfabric-agent")
+    write(b, state(B, "Forming", 2))
+    b.apply(group(worldSize=4), "epfabric-agent")
+    write(b, state(B, "Completed", 2))
+    write(a, state(A, "Forming", 2))
+    with pytest.raises(Refused, match="forbidden"):
+        a.delete("epgroups", GROUP, TEAM)
+    installed.delete("epgroups", GROUP, TEAM)
+
+
+def certificate_request(name: str, signer: str) -> Object:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"epfabric:agent:{A}")])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": {
+            "signerName": signer,
+            "request": base64.b64encode(pem).decode(),
+            "usages": ["digital signature", "client auth"],
+            "expirationSeconds": 86400,
+        },
+    }
+
+
+def test_an_agent_asks_only_our_signer_and_the_server_says_who_asked(
+    installed: As, accounts: Accounts
+) -> None:
+    made = accounts.agent_a.create(certificate_request("chart-csr", "epfabric.io/agent"))
+    assert made["spec"]["username"] == f"system:serviceaccount:{SYSTEM}:epfabric-agent"
+    assert made["spec"]["extra"]["authentication.kubernetes.io/node-name"] == [A]
+    for signer in ("kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving"):
+        with pytest.raises(Refused, match=r"only the signer epfabric\.io/agent"):
+            accounts.agent_a.create(certificate_request("chart-csr-2", signer))
+    with pytest.raises(Refused, match="bound to no pod"):
+        accounts.agent_unbound.create(certificate_request("chart-csr-3", "epfabric.io/agent"))
+    with pytest.raises(Refused, match="forbidden"):
+        accounts.agent_a.run("certificate", "approve", "chart-csr")
+    installed.delete("csr", "chart-csr")
+
+
+def test_the_operator_labels_nodes_with_our_labels(installed: As, accounts: Accounts) -> None:
+    operator = accounts.operator
+    labels = {"epfabric.io/fabric": "chart-moe", "epfabric.io/pool": "p"}
+    operator.patch("node", A, {"metadata": {"labels": labels}})
+    found = installed.get("node", A)["metadata"]["labels"]
+    assert found == {"zone": "a", **labels}
+    operator.patch("node", A, {"metadata": {"labels": dict.fromkeys(labels)}})
+    assert installed.get("node", A)["metadata"]["labels"] == {"zone": "a"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"labels": {"zone": "b"}}},
+        {"metadata": {"labels": {"zone": None}}},
+        {"metadata": {"labels": {"new": "label"}}},
+        {"metadata": {"labels": {"epfabric.iox": "y"}}},
+        {"metadata": {"labels": {"epfabric.io/fabric": "m", "zone": "b"}}},
+        {"metadata": {"labels": None}},
+        {"metadata": {"annotations": {"kopf.zalando.org/last": "x"}}},
+        {"metadata": {"annotations": {"note": None}}},
+        {"metadata": {"finalizers": ["epfabric.io/cleanup"]}},
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}},
+    ],
+    ids=json.dumps,
+)
+def test_the_operator_changes_nothing_else_of_a_node(
+    installed: As, accounts: Accounts, change: Object
+) -> None:
+    before = installed.get("node", A)
+    with pytest.raises(Refused, match="the operator may change only labels of a Node"):
+        accounts.operator.patch("node", A, change)
+    after = installed.get("node", A)
+    for part in ("labels", "annotations", "finalizers"):
+        assert after["metadata"].get(part) == before["metadata"].get(part)
+    assert after["spec"].get("unschedulable") == before["spec"].get("unschedulable")
+
+
+def test_what_no_account_of_ours_may_do(accounts: Accounts) -> None:
+    """A list of rights that would make an escape worth trying."""
+    everyone = (accounts.agent_a, accounts.operator, accounts.csi)
+    never = [
+        ("create", "pods", SYSTEM),
+        ("list", "secrets", SYSTEM),
+        ("get", "secrets", "kube-system"),
+        ("create", "clusterrolebindings", ""),
+        ("escalate", "clusterroles", ""),
+        ("bind", "clusterroles", ""),
+        ("impersonate", "users", ""),
+        ("create", "mutatingadmissionpolicies", ""),
+        ("create", "mutatingwebhookconfigurations", ""),
+        ("delete", "nodes", ""),
+        ("patch", "nodes/status", ""),
+        ("create", "pods/exec", TEAM),
+        ("create", "serviceaccounts/token", SYSTEM),
+    ]
+    for who in everyone:
+        allowed = [what for what in never if can(who, *what)]
+        assert allowed == []
+    assert not can(accounts.agent_a, "get", "secrets", SYSTEM)
+    assert not can(accounts.csi, "list", "namespaces", "")
+    assert can(accounts.csi, "get", "namespaces", "")
+    assert can(accounts.operator, "patch", "nodes", "")
+
+
+def can(who: As, verb: str, resource: str, where: str) -> bool:
+    place = ("-n", where) if where else ()
+    kind, _, subresource = resource.partition("/")
+    what = (kind, f"--subresource={subresource}") if subresource else (kind,)
+    done = who.cluster.try_kubectl(f"--token={who.token}", "auth", "can-i", verb, *what, *place)
+    answer = done.stdout.strip().splitlines()[-1]
+    assert answer in ("yes", "no"), done.stdout + done.stderr
+    return answer == "yes"
