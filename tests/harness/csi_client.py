@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from harness import csi_pb2
 
 HERE = Path(__file__).resolve().parent
-SERVICE = "/csi.v1.Node/"
+NODE = "/csi.v1.Node/"
+REGISTRATION = "/pluginregistration.Registration/"
 SINGLE_NODE_WRITER = 1
 TIMEOUT_S = 20.0
 
@@ -64,25 +65,44 @@ def publish(
             access_mode=csi_pb2.AccessMode(mode=SINGLE_NODE_WRITER),
         ),
     )
-    call(socket, "NodePublishVolume", request, csi_pb2.NodePublishVolumeResponse)
+    call(socket, f"{NODE}NodePublishVolume", request, csi_pb2.NodePublishVolumeResponse)
 
 
 def unpublish(socket: Path, volume: str, target: str) -> None:
     request = csi_pb2.NodeUnpublishVolumeRequest(volume_id=volume, target_path=target)
-    call(socket, "NodeUnpublishVolume", request, csi_pb2.NodeUnpublishVolumeResponse)
+    call(socket, f"{NODE}NodeUnpublishVolume", request, csi_pb2.NodeUnpublishVolumeResponse)
 
 
-def call(socket: Path, method: str, request: Message, answer: type[Message]) -> None:
+def register(socket: Path) -> tuple[str, str]:
+    """Asks who listens on a registration socket and accepts it: its name and its endpoint."""
+    info = call(socket, f"{REGISTRATION}GetInfo", csi_pb2.InfoRequest(), csi_pb2.PluginInfo)
+    fits = info.type == "CSIPlugin" and any(v.startswith("1.") for v in info.supported_versions)
+    answer = csi_pb2.RegistrationStatus(
+        plugin_registered=fits,
+        error="" if fits else f"{info.type} {list(info.supported_versions)} is no CSI driver 1.x",
+    )
+    method = f"{REGISTRATION}NotifyRegistrationStatus"
+    call(socket, method, answer, csi_pb2.RegistrationStatusResponse)
+    if not fits:
+        raise CsiError("INVALID_ARGUMENT", answer.error)
+    return info.name, info.endpoint
+
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+def call(socket: Path, method: str, request: Message, answer: type[Answer]) -> Answer:
     with channel_to(socket) as channel:
         stub = channel.unary_unary(
-            SERVICE + method,
+            method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
         try:
-            stub(request, timeout=TIMEOUT_S)
+            found: Answer = stub(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             raise CsiError(error.code().name, error.details() or "") from error
+        return found
 
 
 @contextmanager

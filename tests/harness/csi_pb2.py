@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tcsi.proto\x12\x0bharness.csi\"3\n\x0bMountVolume\x12\x0f\n\x07\x66s_type\x18\x01 \x01(\t\x12\x13\n\x0bmount_flags\x18\x02 \x03(\t\"\x1a\n\nAccessMode\x12\x0c\n\x04mode\x18\x01 \x01(\x05\"i\n\x10VolumeCapability\x12\'\n\x05mount\x18\x02 \x01(\x0b\x32\x18.harness.csi.MountVolume\x12,\n\x0b\x61\x63\x63\x65ss_mode\x18\x03 \x01(\x0b\x32\x17.harness.csi.AccessMode\"\x8b\x03\n\x18NodePublishVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x13\n\x0btarget_path\x18\x04 \x01(\t\x12\x38\n\x11volume_capability\x18\x05 \x01(\x0b\x32\x1d.harness.csi.VolumeCapability\x12\x10\n\x08readonly\x18\x06 \x01(\x08\x12\x43\n\x07secrets\x18\x07 \x03(\x0b\x32\x32.harness.csi.NodePublishVolumeRequest.SecretsEntry\x12P\n\x0evolume_context\x18\x08 \x03(\x0b\x32\x38.harness.csi.NodePublishVolumeRequest.VolumeContextEntry\x1a.\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12VolumeContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\x19NodePublishVolumeResponse\"D\n\x1aNodeUnpublishVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x13\n\x0btarget_path\x18\x02 \x01(\t\"\x1d\n\x1bNodeUnpublishVolumeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tcsi.proto\x12\x0bharness.csi\"3\n\x0bMountVolume\x12\x0f\n\x07\x66s_type\x18\x01 \x01(\t\x12\x13\n\x0bmount_flags\x18\x02 \x03(\t\"\x1a\n\nAccessMode\x12\x0c\n\x04mode\x18\x01 \x01(\x05\"i\n\x10VolumeCapability\x12\'\n\x05mount\x18\x02 \x01(\x0b\x32\x18.harness.csi.MountVolume\x12,\n\x0b\x61\x63\x63\x65ss_mode\x18\x03 \x01(\x0b\x32\x17.harness.csi.AccessMode\"\x8b\x03\n\x18NodePublishVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x13\n\x0btarget_path\x18\x04 \x01(\t\x12\x38\n\x11volume_capability\x18\x05 \x01(\x0b\x32\x1d.harness.csi.VolumeCapability\x12\x10\n\x08readonly\x18\x06 \x01(\x08\x12\x43\n\x07secrets\x18\x07 \x03(\x0b\x32\x32.harness.csi.NodePublishVolumeRequest.SecretsEntry\x12P\n\x0evolume_context\x18\x08 \x03(\x0b\x32\x38.harness.csi.NodePublishVolumeRequest.VolumeContextEntry\x1a.\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12VolumeContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\x19NodePublishVolumeResponse\"D\n\x1aNodeUnpublishVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x13\n\x0btarget_path\x18\x02 \x01(\t\"\x1d\n\x1bNodeUnpublishVolumeResponse\"\r\n\x0bInfoRequest\"V\n\nPluginInfo\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1a\n\x12supported_versions\x18\x04 \x03(\t\">\n\x12RegistrationStatus\x12\x19\n\x11plugin_registered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x1aRegistrationStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,4 +53,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEUNPUBLISHVOLUMEREQUEST']._serialized_end=709
   _globals['_NODEUNPUBLISHVOLUMERESPONSE']._serialized_start=711
   _globals['_NODEUNPUBLISHVOLUMERESPONSE']._serialized_end=740
+  _globals['_INFOREQUEST']._serialized_start=742
+  _globals['_INFOREQUEST']._serialized_end=755
+  _globals['_PLUGININFO']._serialized_start=757
+  _globals['_PLUGININFO']._serialized_end=843
+  _globals['_REGISTRATIONSTATUS']._serialized_start=845
+  _globals['_REGISTRATIONSTATUS']._serialized_end=907
+  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_start=909
+  _globals['_REGISTRATIONSTATUSRESPONSE']._serialized_end=937
 # @@protoc_insertion_point(module_scope)

@@ -16,6 +16,7 @@ log = logging.getLogger("harness.nodes")
 NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 RENEW_S = 5.0
+REPORT_S = 20.0
 LEASE_S = 40
 START_S = 30.0
 NOT_READY = "node.kubernetes.io/not-ready"
@@ -40,6 +41,7 @@ class Nodes:
         self._api = Api(kubeconfig)
         self._since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._silent: set[str] = set()
+        self._reported: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_all, daemon=True, name="nodes")
 
@@ -73,6 +75,7 @@ class Nodes:
         self._silent.add(name)
 
     def restore(self, name: str) -> None:
+        self._reported.pop(name, None)
         self._silent.discard(name)
 
     def _create(self, name: str) -> None:
@@ -94,6 +97,7 @@ class Nodes:
         except ApiError as error:
             if error.code != 409:
                 raise
+        self._lease(name)
         self._report(name)
 
     def _settled(self, name: str) -> bool:
@@ -106,18 +110,20 @@ class Nodes:
                 if name in self._silent:
                     continue
                 try:
-                    self._report(name)
+                    self._lease(name)
+                    if time.monotonic() - self._reported.get(name, -REPORT_S) >= REPORT_S:
+                        self._report(name)
                 except ApiError as error:
                     log.warning("node %s was not renewed: %s", name, error)
             self._stop.wait(RENEW_S)
 
     def _report(self, name: str) -> None:
-        """Lease, status, and removal of the taint."""
+        """Status, and removal of the taint that new nodes get."""
         node = self._api.patch(f"{NODES}/{name}/status", self._status(name), MERGE)
-        self._lease(name)
         taints = node["spec"].get("taints", [])
         left = [taint for taint in taints if taint["key"] != NOT_READY]
         if left == taints:
+            self._reported[name] = time.monotonic()
             return
         version = node["metadata"]["resourceVersion"]
         body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}

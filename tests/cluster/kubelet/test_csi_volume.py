@@ -27,6 +27,7 @@ def driver(running: Running) -> Iterator[None]:
     folders = {
         "plugin": f"{KUBELET}/plugins/{DRIVER}",
         "pods": f"{KUBELET}/pods",
+        "registration": f"{KUBELET}/plugins_registry",
         "state": STATE,
     }
     mounts: list[Json] = [{"name": name, "mountPath": path} for name, path in folders.items()]
@@ -37,6 +38,7 @@ def driver(running: Running) -> Iterator[None]:
         "command": [
             "epfabric-csi",
             f"--endpoint=unix://{KUBELET}/plugins/{DRIVER}/csi.sock",
+            f"--registration-socket={KUBELET}/plugins_registry/{DRIVER}-reg.sock",
             f"--kubelet-root={KUBELET}",
             f"--state-dir={STATE}",
         ],

@@ -55,9 +55,12 @@ class Run:
     def end(self, grace_s: float) -> None:
         """TERM, KILL after the grace; returns when nothing of it is left."""
         self.term()
-        if self.over.wait(grace_s):
-            return
-        self.kill()
+        if not self.over.wait(grace_s):
+            self.kill()
+        self.settle()
+
+    def settle(self) -> None:
+        """After `kill`: until nothing of it is left."""
         if not self.over.wait(SETTLE_S):
             self._process.kill()  # its container dies with it
             self.over.wait(SETTLE_S)
@@ -140,10 +143,10 @@ class Container:
             self._probes.begin(now)
         return self._probe(now, self.run)
 
-    def end(self, grace_s: float) -> None:
-        """Ends a run for good; the state then says how it ended."""
+    def close(self) -> None:
+        """After its run was told to end: the state then says how it ended."""
         if self.run is not None:
-            self.run.end(grace_s)
+            self.run.settle()
             if self.run.pid is not None and not self.state.running:
                 self.state = self.state.runs(f"{self._run_name}/{self._runs}")
             self._ended(time.monotonic(), self.run)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.kubelet import status
 from harness.kubelet.api import Api, ApiError, Json
+from harness.kubelet.drivers import Drivers
 from harness.kubelet.launch import mounts
 from harness.kubelet.plan import Ground
 from harness.kubelet.pod import Place, Pod, descendants
@@ -23,6 +24,7 @@ log = logging.getLogger("harness.kubelet")
 
 PODS = "/api/v1/pods"
 RETRY_S = 0.5
+REGISTRY_S = 0.5
 STOP_S = 30.0
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -50,7 +52,11 @@ class Kubelet:
         self._pods: dict[str, Pod] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True, name="kubelet")
+        self._drivers = {node: Drivers(self._host(node)) for node in self._nodes}
+        self._threads = [
+            threading.Thread(target=self._follow, daemon=True, name="kubelet-pods"),
+            threading.Thread(target=self._watch_drivers, daemon=True, name="kubelet-drivers"),
+        ]
 
     def start(self) -> None:
         private_mounts()
@@ -59,7 +65,8 @@ class Kubelet:
             host = self._host(node)
             host.mkdir(parents=True)
             mounts.share(str(host))
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Ends all pods' processes (their objects stay) and unmounts everything; bounded."""
@@ -67,13 +74,16 @@ class Kubelet:
         self._api.close()
         with self._lock:
             pods = list(self._pods.values())
-        for pod in pods:
-            pod.stop()
         end = time.monotonic() + STOP_S
-        for pod in pods:
-            if not pod.join(max(0.0, end - time.monotonic())):
-                log.error("pod %s/%s did not end", *pod.key)
-        self._thread.join(max(1.0, end - time.monotonic()))
+        # Drivers last: they are asked to let go of the others' volumes.
+        for wave in ([p for p in pods if p.uses_driver], [p for p in pods if not p.uses_driver]):
+            for pod in wave:
+                pod.stop()
+            for pod in wave:
+                if not pod.join(max(1.0, end - time.monotonic())):
+                    log.error("pod %s/%s did not end", *pod.key)
+        for thread in self._threads:
+            thread.join(max(1.0, end - time.monotonic()))
         for node in self._nodes:
             mounts.unmount(str(self._host(node)))
 
@@ -120,6 +130,14 @@ class Kubelet:
                 log.exception("the watch of the pods failed")
                 self._stopping.wait(RETRY_S)
 
+    def _watch_drivers(self) -> None:
+        while not self._stopping.wait(REGISTRY_S):
+            for node, drivers in self._drivers.items():
+                try:
+                    drivers.look()
+                except OSError as error:
+                    log.warning("drivers of %s: %s", node, error)
+
     def _listed(self, pods: list[Json]) -> None:
         uids = {pod["metadata"]["uid"] for pod in pods}
         with self._lock:
@@ -142,12 +160,9 @@ class Kubelet:
             known.update(pod)
 
     def _deleted(self, pod: Json) -> None:
-        uid = pod["metadata"]["uid"]
         with self._lock:
-            known = self._pods.get(uid)
-            self._pods = {
-                key: one for key, one in self._pods.items() if one.alive and key != uid
-            } | ({uid: known} if known is not None and known.alive else {})
+            known = self._pods.get(pod["metadata"]["uid"])
+            self._pods = {uid: one for uid, one in self._pods.items() if one.alive}
         if known is not None:
             known.gone()
 
@@ -168,7 +183,7 @@ class Kubelet:
             examples=self._project / "examples",
             service=self._api.host_and_port,
         )
-        return Place(ground, self._host(node), self.root / "pods" / name)
+        return Place(ground, self._host(node), self._drivers[node], self.root / "pods" / name)
 
     def _report(self, pod: Json, reason: str, message: str) -> None:
         metadata = pod["metadata"]

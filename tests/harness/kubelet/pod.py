@@ -18,6 +18,7 @@ from harness.kubelet.container import (
     NEVER,
     Container,
 )
+from harness.kubelet.drivers import Drivers
 from harness.kubelet.plan import Ground
 from harness.kubelet.volumes import VolumeError, Volumes
 
@@ -29,10 +30,11 @@ STOP_GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pod runs: the node's shared folder, and one folder for its logs and roots."""
+    """Where a pod runs: its node's shared folder and drivers; a folder for its logs and roots."""
 
     ground: Ground
     host: Path
+    drivers: Drivers
     folder: Path
 
 
@@ -49,7 +51,7 @@ class Pod:
         self.place = place
         self._api = api
         self._report = report
-        self._volumes = Volumes(api, place.host, place.ground.address, pod)
+        self._volumes = Volumes(api, place.host, place.drivers, place.ground.address, pod)
         self._sources: dict[str, Path] = {}
         self._changed = threading.Condition()
         self._news = 0
@@ -86,6 +88,10 @@ class Pod:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def uses_driver(self) -> bool:
+        return any("csi" in volume for volume in self.object["spec"].get("volumes", []))
 
     def pids(self) -> list[int]:
         """The first process of each running container."""
@@ -135,18 +141,23 @@ class Pod:
 
     def _live(self) -> None:
         try:
-            phase = (self.object.get("status") or {}).get("phase")
-            if phase not in ("Succeeded", "Failed"):
-                if self._mount() and self._initialize():
-                    self._attend(self.main)
-                self._end_containers()
-            self._release()
-            while not self._unwanted:
-                self._wait(NEVER)
-            self._delete()
-        except Exception:
+            self._run()
+        except Exception as error:
             log.exception("pod %s/%s: the stand-in kubelet failed", *self.key)
-            self._end_containers()
+            self._report(self.object, "FailedSync", f"the stand-in kubelet failed: {error!r}")
+        self._end_containers()
+        self._release()
+        while not self._unwanted:
+            self._publish()
+            self._wait(NEVER)
+        self._delete()
+
+    def _run(self) -> None:
+        phase = (self.object.get("status") or {}).get("phase")
+        if phase in ("Succeeded", "Failed"):
+            self._sent = self._status()  # an earlier kubelet's word, which stays
+        elif self._mount() and self._initialize():
+            self._attend(self.main)
 
     def _wait(self, until: float) -> None:
         """Until something changed, the time is there, or the object is to be refreshed."""
@@ -206,13 +217,20 @@ class Pod:
             log.warning("pod %s/%s: %s", *self.key, error)
 
     def _end_containers(self) -> None:
-        running = [c for c in [*self.init, *self.main] if c.run is not None]
-        grace_s = self._grace_s()
-        ends = [threading.Thread(target=c.end, args=(grace_s,), daemon=True) for c in running]
-        for thread in ends:
-            thread.start()
-        for thread in ends:
-            thread.join()
+        """TERM to all, KILL to what is left when the grace, which may shrink meanwhile, is over."""
+        began = time.monotonic()
+        running = [(c, c.run) for c in [*self.init, *self.main] if c.run is not None]
+        for _, run in running:
+            run.term()
+        while any(not run.over.is_set() for _, run in running):
+            until = began + self._grace_s()
+            if time.monotonic() >= until:
+                break
+            self._wait(until)
+        for _, run in running:
+            run.kill()
+        for container, _ in running:
+            container.close()
         self._ending = self._unwanted
         self._publish()
 

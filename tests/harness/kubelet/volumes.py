@@ -16,6 +16,7 @@ from pathlib import Path
 from harness import csi_client
 from harness.kubelet import files
 from harness.kubelet.api import Api, ApiError, Json
+from harness.kubelet.drivers import Drivers
 from harness.kubelet.launch import mounts
 from harness.kubelet.plan import PlanError
 
@@ -40,9 +41,10 @@ class Token:
 class Volumes:
     """host: the node's folder, a shared mount that stands for its file system."""
 
-    def __init__(self, api: Api, host: Path, address: str, pod: Json) -> None:
+    def __init__(self, api: Api, host: Path, drivers: Drivers, address: str, pod: Json) -> None:
         self._api = api
         self._host = host
+        self._drivers = drivers
         self._pod = pod
         self._namespace: str = pod["metadata"]["namespace"]
         self._uid: str = pod["metadata"]["uid"]
@@ -184,10 +186,11 @@ class Volumes:
         source = volume["csi"]
         Path(str(self._host) + target).parent.mkdir(parents=True, exist_ok=True)
         context = csi_client.volume_context(source.get("volumeAttributes") or {}, self._pod)
-        self._published.add(volume["name"])
         try:
+            driver = self._drivers.socket(source["driver"])
+            self._published.add(volume["name"])
             csi_client.publish(
-                self._socket(source["driver"]),
+                driver,
                 csi_client.volume_id(self._uid, volume["name"]),
                 target,
                 context,
@@ -202,15 +205,11 @@ class Volumes:
             return
         identifier = csi_client.volume_id(self._uid, volume["name"])
         try:
-            csi_client.unpublish(
-                self._socket(volume["csi"]["driver"]), identifier, self._path(volume)
-            )
+            driver = self._drivers.socket(volume["csi"]["driver"])
+            csi_client.unpublish(driver, identifier, self._path(volume))
         except csi_client.CsiError as error:
             raise VolumeError(f"volume {volume['name']!r} stays: {error}") from error
         self._published.discard(volume["name"])
-
-    def _socket(self, driver: str) -> Path:
-        return Path(str(self._host) + f"{KUBELET_ROOT}/plugins/{driver}/csi.sock")
 
 
 def files_kind(volume: Mapping[str, object]) -> bool:
