@@ -53,11 +53,6 @@ def agent_daemonset(fabric: str, pool: str | None = None) -> str:
     return f"epfabric-agent-{fabric}" + (f"-{pool}" if pool else "")
 
 
-def parameters_configmap(fabric: str) -> str:
-    """Name of the ConfigMap that parametrises the admission policy for `fabric`."""
-    return f"epfabric-fabric-{fabric}"
-
-
 def policy_binding(fabric: str) -> str:
     """Name of the MutatingAdmissionPolicyBinding of `fabric`."""
     return f"epfabric-inject-{fabric}"

@@ -24,6 +24,7 @@ exit codes:
 @dataclass(frozen=True)
 class Config:
     agent_image: str
+    agent_port: int
     namespace: str
     kubeconfig: str | None
     resync_seconds: float
@@ -46,6 +47,12 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         "--agent-image",
         default=env.get("EPFABRIC_AGENT_IMAGE"),
         help="image of the agents' DaemonSets (env EPFABRIC_AGENT_IMAGE)",
+    )
+    parser.add_argument(
+        "--agent-port",
+        type=_port,
+        default=env.get("EPFABRIC_AGENT_PORT", "7470"),
+        help="port of the agents among themselves; 0 takes a free one (env EPFABRIC_AGENT_PORT)",
     )
     parser.add_argument(
         "--namespace",

@@ -9,17 +9,15 @@ from epfabric_crds.fabric import AgentPool
 
 from epfabric_operator.assignment import POOL_LABEL
 
-AGENT_PORT = 7470
 
-
-def daemonsets(fabric: EPFabric, image: str, namespace: str) -> list[dict[str, Any]]:
+def daemonsets(fabric: EPFabric, image: str, port: int, namespace: str) -> list[dict[str, Any]]:
     """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
     pools: list[AgentPool | None] = [*fabric.spec.agent.pools] or [None]
-    return [_daemonset(fabric, pool, image, namespace) for pool in pools]
+    return [_daemonset(fabric, pool, image, port, namespace) for pool in pools]
 
 
 def _daemonset(
-    fabric: EPFabric, pool: AgentPool | None, image: str, namespace: str
+    fabric: EPFabric, pool: AgentPool | None, image: str, port: int, namespace: str
 ) -> dict[str, Any]:
     name = names.agent_daemonset(fabric.metadata.name, pool.name if pool else None)
     labels = {
@@ -40,13 +38,13 @@ def _daemonset(
             "updateStrategy": strategy,
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _pod(fabric, pool, image),
+                "spec": _pod(fabric, pool, image, port),
             },
         },
     }
 
 
-def _pod(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str, Any]:
+def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dict[str, Any]:
     selector = {names.FABRIC_LABEL: fabric.metadata.name}
     if pool:
         # The operator labels each node with its one pool, so that pools never overlap.
@@ -65,12 +63,12 @@ def _pod(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str, Any]
         "terminationGracePeriodSeconds": 30,
         "nodeSelector": selector,
         "tolerations": [{"operator": "Exists"}],
-        "containers": [_container(fabric, pool, image)],
+        "containers": [_container(fabric, pool, image, port)],
         "volumes": volumes,
     }
 
 
-def _container(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str, Any]:
+def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "agent",
         "image": image,
@@ -78,6 +76,7 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str
         "args": [
             "--node=$(NODE_NAME)",
             "--address=$(HOST_IP)",
+            f"--port={port}",
             f"--fabric={fabric.metadata.name}",
             f"--state-dir={names.STATE_DIR}",
         ],
@@ -87,7 +86,6 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str
             _field("POD_NAME", "metadata.name"),
             _field("POD_UID", "metadata.uid"),
         ],
-        "ports": [{"name": "grpc", "containerPort": AGENT_PORT, "protocol": "TCP"}],
         # Root, to make sockets in folders that are mounted into pods; no capability but the one
         # that registered memory needs.
         "securityContext": {
@@ -103,6 +101,8 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str) -> dict[str
         container["env"].append(
             {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": fabric.spec.telemetry.endpoint}
         )
+    if port:
+        container["ports"] = [{"name": "grpc", "containerPort": port, "protocol": "TCP"}]
     resources = _resources(pool)
     if resources:
         container["resources"] = resources

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from epfabric_crds import names
 from kubernetes import client
@@ -49,15 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return STOPPED if stop.is_set() else NO_CLUSTER
 
 
-def wait_for_cluster(kube: Kube, stop: threading.Event) -> bool:
-    """Wait, within bounds, until our CRDs are served. Says whether admission policies are."""
+def wait_for_cluster(kube: Kube, stop: threading.Event) -> str | None:
+    """Wait, within bounds, until our CRDs are served. Says in which version policies are."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:
             served = {r["name"] for r in _resources(kube, names.GROUP, names.VERSION)}
             if {names.FABRICS, names.NODES, names.GROUPS} <= served:
-                admission = _resources(kube, "admissionregistration.k8s.io", "v1")
-                return "mutatingadmissionpolicybindings" in {r["name"] for r in admission}
+                return next(filter(partial(_has_policies, kube), ("v1", "v1beta1")), None)
             error = ApiError(0, "NoCRDs", "the CRDs of epfabric.io are missing: install the chart")
         except ApiError as caught:
             error = caught
@@ -65,6 +65,11 @@ def wait_for_cluster(kube: Kube, stop: threading.Event) -> bool:
             raise error
         log.info("waiting: %s", error)
         stop.wait(2)
+
+
+def _has_policies(kube: Kube, version: str) -> bool:
+    found = _resources(kube, "admissionregistration.k8s.io", version)
+    return "mutatingadmissionpolicybindings" in {r["name"] for r in found}
 
 
 def _resources(kube: Kube, group: str, version: str) -> list[dict[str, object]]:
@@ -75,7 +80,9 @@ def _resources(kube: Kube, group: str, version: str) -> list[dict[str, object]]:
 class Operator:
     """The threads of one process: election, nodes, kopf and the one worker."""
 
-    def __init__(self, config: Config, api: client.ApiClient, kube: Kube, policies: bool) -> None:
+    def __init__(
+        self, config: Config, api: client.ApiClient, kube: Kube, policies: str | None
+    ) -> None:
         self._config = config
         self._api = api
         self._kube = kube
@@ -110,12 +117,12 @@ class Operator:
         authority = load_authority(kube, config.namespace)
         nodes = NodeCache(kube, lambda: worklist.add(EVERYTHING))
         observer = Observer(kube, config.namespace, self._policies, nodes)
-        wanted = PlanConfig(config.agent_image, config.namespace, self._policies)
+        wanted = PlanConfig(config.agent_image, config.namespace, config.agent_port, self._policies)
         reconciler = Reconciler(kube, observer, wanted, events)
         signer = Signer(kube, config.namespace, authority, events)
         loop = Loop(worklist, reconciler, signer, config.resync_seconds)
         if not self._policies:
-            log.warning("no MutatingAdmissionPolicy here: pods are injected by the chart's webhook")
+            log.warning("no MutatingAdmissionPolicy here: pods are not injected")
         over = threading.Event()
         threads = [self._thread("nodes", nodes.run, over), self._thread("lease", self._keep, over)]
         while not nodes.synced.wait(0.2) and not (stop.is_set() or over.is_set()):

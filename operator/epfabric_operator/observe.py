@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    def __init__(self, kube: Kube, namespace: str, policies: bool, nodes: NodeCache) -> None:
+    def __init__(self, kube: Kube, namespace: str, policies: str | None, nodes: NodeCache) -> None:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
         self._ages = LeaseAges()
-        self._owned = [paths.daemonsets(namespace), paths.configmaps(namespace)]
+        self._owned = [paths.daemonsets(namespace)]
         if policies:
-            self._owned.append(paths.BINDINGS)
+            self._owned.append(paths.bindings(policies))
 
     def world(self) -> World:
         """Raises ApiError: a list that could not be read must never look like an empty one."""

@@ -6,7 +6,6 @@ _API = f"/apis/{names.GROUP}/{names.VERSION}"
 FABRICS = f"{_API}/{names.FABRICS}"
 EPNODES = f"{_API}/{names.NODES}"
 NODES = "/api/v1/nodes"
-BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
@@ -22,8 +21,8 @@ def node(name: str) -> str:
     return f"{NODES}/{name}"
 
 
-def binding(name: str) -> str:
-    return f"{BINDINGS}/{name}"
+def bindings(version: str) -> str:
+    return f"/apis/admissionregistration.k8s.io/{version}/mutatingadmissionpolicybindings"
 
 
 def csr(name: str) -> str:

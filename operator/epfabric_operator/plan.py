@@ -26,7 +26,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 class PlanConfig:
     agent_image: str
     namespace: str
-    policies: bool  # whether the API server serves MutatingAdmissionPolicyBindings
+    agent_port: int
+    policies: str | None  # version in which the API server has MutatingAdmissionPolicyBindings
 
 
 @dataclass(frozen=True)
@@ -93,42 +94,26 @@ def metadata(fabric: EPFabric, name: str, namespace: str | None = None) -> dict[
 
 
 def _objects(fabric: EPFabric, assignment: Assignment, config: PlanConfig) -> tuple[Apply, ...]:
-    name, namespace = fabric.metadata.name, config.namespace
-    parameters = names.parameters_configmap(name)
-    out = [
-        Apply(
-            f"{paths.configmaps(namespace)}/{parameters}",
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": metadata(fabric, parameters, namespace),
-                "data": {"fabric": name},
-            },
-        )
-    ]
-    if config.policies:
-        out.append(_binding(fabric, parameters, namespace))
-    for body in daemonsets(fabric, config.agent_image, namespace):
+    out = [_binding(fabric, config.policies)] if config.policies else []
+    namespace = config.namespace
+    for body in daemonsets(fabric, config.agent_image, config.agent_port, namespace):
         body["metadata"] = metadata(fabric, body["metadata"]["name"], namespace)
         out.append(Apply(f"{paths.daemonsets(namespace)}/{body['metadata']['name']}", body))
     return tuple(out)
 
 
-def _binding(fabric: EPFabric, parameters: str, namespace: str) -> Apply:
+def _binding(fabric: EPFabric, version: str) -> Apply:
     binding = names.policy_binding(fabric.metadata.name)
     return Apply(
-        paths.binding(binding),
+        f"{paths.bindings(version)}/{binding}",
         {
-            "apiVersion": "admissionregistration.k8s.io/v1",
+            "apiVersion": f"admissionregistration.k8s.io/{version}",
             "kind": "MutatingAdmissionPolicyBinding",
             "metadata": metadata(fabric, binding),
             "spec": {
                 "policyName": names.INJECT_POLICY,
-                "paramRef": {
-                    "name": parameters,
-                    "namespace": namespace,
-                    "parameterNotFoundAction": "Allow",
-                },
+                # The parameter is the fabric itself; while it is missing the policy does nothing.
+                "paramRef": {"name": fabric.metadata.name, "parameterNotFoundAction": "Allow"},
                 "matchResources": {"namespaceSelector": to_dict(fabric.spec.namespace_selector)},
             },
         },

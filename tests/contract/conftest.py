@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from typing import Any
 
 import pytest
+import yaml
 from contract.stand import NAMESPACE, Stand
-from epfabric_crds.names import AGENT_ACCOUNT
+from epfabric_crds.names import AGENT_ACCOUNT, INJECT_POLICY, OPERATOR_ACCOUNT
+from harness import helm
 from harness.cluster import Cluster
 from harness.process import Process
 
@@ -29,10 +32,41 @@ def stand(api: Cluster) -> Iterator[Stand]:
     if not api.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found"):
         api.kubectl("create", "namespace", NAMESPACE)
         api.kubectl("create", "serviceaccount", AGENT_ACCOUNT, "-n", NAMESPACE)
+        api.kubectl("create", "serviceaccount", OPERATOR_ACCOUNT, "-n", NAMESPACE)
         api.kubectl("create", "serviceaccount", "stranger", "-n", NAMESPACE)
+        api.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(operator_rights()))
+    # A binding can be made only where its policy is. It goes again, so that the chart may come.
+    policy = yaml.safe_dump_all(rendered({"MutatingAdmissionPolicy"}, INJECT_POLICY))
+    api.kubectl("apply", "-f", "-", stdin=policy)
     made = Stand(api)
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
+        api.kubectl("delete", "-f", "-", stdin=policy)
+
+
+def rendered(kinds: set[str], name: str) -> list[dict[str, Any]]:
+    """The chart's objects of these kinds that are called `name`."""
+    text = helm.template({"injection": {"policyVersion": "v1"}}, NAMESPACE)
+    found = [
+        document
+        for document in yaml.safe_load_all(text)
+        if document and document["kind"] in kinds and document["metadata"]["name"] == name
+    ]
+    assert {document["kind"] for document in found} == kinds
+    return found
+
+
+def operator_rights() -> list[dict[str, Any]]:
+    """The chart's own rights for the operator, under names that no installed chart has."""
+    kinds = {"ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding"}
+    found = rendered(kinds, OPERATOR_ACCOUNT)
+    for document in found:
+        document["metadata"]["name"] = f"{NAMESPACE}-operator"
+        if "roleRef" in document:
+            document["roleRef"]["name"] = f"{NAMESPACE}-operator"
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,16 @@ class Stand:
             *("patch", "node", node, "--subresource=status", "-p", json.dumps(patch)),
         )
 
+    def end_pods(self, fabric: str) -> None:
+        """What a kubelet does with pods that are being deleted; these nodes have none."""
+        label = f"{names.FABRIC_LABEL}={fabric}"
+        for pod in self.json("get", "pods", "-n", NAMESPACE, "-l", label)["items"]:
+            if pod["metadata"].get("deletionTimestamp"):
+                self.cluster.kubectl(
+                    *("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE),
+                    *("--force", "--grace-period=0", "--ignore-not-found"),
+                )
+
     # --- agents
 
     def agent(self, node: str, transport: str = "True", renewed: str | None = None) -> None:
@@ -205,15 +215,23 @@ class Stand:
         }
         self.apply(body)
         uid = self.json("get", "pod", pod, "-n", NAMESPACE)["metadata"]["uid"]
-        token = self.cluster.kubectl(
-            *("create", "token", account, "-n", NAMESPACE, "--bound-object-kind=Pod"),
-            *(f"--bound-object-name={pod}", f"--bound-object-uid={uid}"),
-        ).strip()
+        bound = (
+            "--bound-object-kind=Pod",
+            f"--bound-object-name={pod}",
+            f"--bound-object-uid={uid}",
+        )
+        return self._token_file(folder / f"{pod}.kubeconfig", account, *bound)
+
+    def account_kubeconfig(self, account: str) -> Path:
+        """A kubeconfig of an account that is bound to no pod."""
+        return self._token_file(self.cluster.folder / f"{self.prefix}-{account}", account)
+
+    def _token_file(self, path: Path, account: str, *bound: str) -> Path:
+        token = self.cluster.kubectl("create", "token", account, "-n", NAMESPACE, *bound).strip()
         config = json.loads(
             self.cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
         )
         config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-        path = folder / f"{pod}.kubeconfig"
         path.write_text(json.dumps(config))
         return path
 
@@ -247,7 +265,7 @@ class Stand:
                 OPERATOR,
                 "--agent-image=epfabric-agent:test",
                 f"--namespace={NAMESPACE}",
-                f"--kubeconfig={self.cluster.kubeconfig}",
+                f"--kubeconfig={self.account_kubeconfig(names.OPERATOR_ACCOUNT)}",
                 "--resync-seconds=1",
                 "--health-port=0",
             ],

@@ -21,7 +21,6 @@ def made(stand: Stand, name: str, process: Process) -> str:
         lambda: stand.condition("epf", name, "Ready").get("status") == "True", name, process
     )
     assert left(stand, name, node) == [
-        "configmap",
         "daemonset",
         "epf",
         "epfn",
@@ -36,7 +35,6 @@ def left(stand: Stand, name: str, node: str) -> list[str]:
         "epf": ("epf", name),
         "epfn": ("epfn", node),
         "daemonset": ("daemonset", names.agent_daemonset(name), "-n", NAMESPACE),
-        "configmap": ("configmap", names.parameters_configmap(name), "-n", NAMESPACE),
         "mutatingadmissionpolicybinding": (
             "mutatingadmissionpolicybinding",
             names.policy_binding(name),
@@ -70,8 +68,13 @@ def test_delete_while_the_operator_is_away_does_not_hang(stand: Stand) -> None:
         operator.ended.wait(30)
     for cascade in ("--cascade=foreground", "--timeout=60s"):
         stand.cluster.kubectl("delete", "epf", name, cascade, "--ignore-not-found", timeout_s=90)
+
+    def only_the_label() -> bool:
+        stand.end_pods(name)
+        return left(stand, name, node) == ["label"]
+
     # What is owned goes by garbage collection; the label waits for the next operator.
-    stand.eventually(lambda: left(stand, name, node) == ["label"], "only the label left")
+    stand.eventually(only_the_label, "only the label left")
     with stand.operator("after") as operator:
         stand.eventually(lambda: left(stand, name, node) == [], "nothing left", operator)
 

@@ -70,7 +70,6 @@ def test_everything_that_the_fabric_owns_is_there(stand: Stand, fabric: str) -> 
     uid = stand.json("get", "epf", fabric)["metadata"]["uid"]
     owned = [
         stand.json("get", "daemonset", names.agent_daemonset(fabric), "-n", NAMESPACE),
-        stand.json("get", "configmap", names.parameters_configmap(fabric), "-n", NAMESPACE),
         stand.json("get", "mutatingadmissionpolicybinding", names.policy_binding(fabric)),
         stand.json("get", "epfn", f"{stand.prefix}-a"),
     ]
@@ -78,14 +77,13 @@ def test_everything_that_the_fabric_owns_is_there(stand: Stand, fabric: str) -> 
         (owner,) = item["metadata"]["ownerReferences"]
         assert owner["uid"] == uid
         assert not owner.get("blockOwnerDeletion")
-    daemonset, configmap, binding, epnode = owned
+    daemonset, binding, epnode = owned
     pod = daemonset["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {names.FABRIC_LABEL: fabric}
     assert pod["hostNetwork"] is True
     assert pod["containers"][0]["image"] == "epfabric-agent:test"
-    assert configmap["data"] == {"fabric": fabric}
     assert binding["spec"]["policyName"] == names.INJECT_POLICY
-    assert binding["spec"]["paramRef"]["name"] == names.parameters_configmap(fabric)
+    assert binding["spec"]["paramRef"] == {"name": fabric, "parameterNotFoundAction": "Allow"}
     selector = binding["spec"]["matchResources"]["namespaceSelector"]
     assert selector == {"matchLabels": {"contract": fabric}}
     node = stand.json("get", "node", f"{stand.prefix}-a")

@@ -169,7 +169,7 @@ def test_explain_documents_every_field(api: Cluster) -> None:
 
 def test_short_names_and_the_category_list_all_three(api: Cluster) -> None:
     api.kubectl("get", "epf,epfn,epg", "-A")
-    resources = api.kubectl("api-resources", "--categories=epfabric", "-o", "name").split()
+    resources = api.kubectl("api-resources", "--categories=epfabric-all", "-o", "name").split()
     assert sorted(resources) == [
         "epfabricnodes.epfabric.io",
         "epfabrics.epfabric.io",
