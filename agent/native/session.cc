@@ -14,7 +14,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
       segments_(settings.shape),
-      keys_(settings.cpus.size()) {
+      keys_(settings.cpus.size()),
+      nodes_(settings.shape.world) {
   const auto count = static_cast<uint32_t>(settings.cpus.size());
   if (count == 0 || count > kMaxProxies || count > settings.shape.rings) {
     throw NativeError("a session has 1-" + std::to_string(kMaxProxies) +
@@ -100,7 +101,9 @@ void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
   require_open();
   if (epoch_) throw NativeError("a session takes part in one epoch only: open a new session");
   epoch_ = epoch;
-  for (uint32_t rank = 0; rank < epoch->world(); ++rank) nodes_.push_back(epoch->node_of(rank));
+  for (uint32_t rank = 0; rank < epoch->world(); ++rank) {
+    nodes_[rank].store(epoch->node_of(rank), std::memory_order_relaxed);
+  }
   platform::store_release(&segments_.header()->epoch, epoch->plan().epoch);
   for (const auto& proxy : proxies_) {
     Request request;
@@ -138,7 +141,7 @@ void Session::stop(uint64_t timeout_ns) {
 }
 
 void Session::close(uint64_t timeout_ns) {
-  if (closed_) return;
+  if (closed()) return;
   if (epoch_) epoch_->leave(shape().rank);
   stop(timeout_ns);
   if (epoch_) {
@@ -149,7 +152,7 @@ void Session::close(uint64_t timeout_ns) {
     }
     epoch_->forget(this);
   }
-  closed_ = true;
+  closed_.store(true, std::memory_order_release);
   regions_.clear();
   segments_.close();
   epoch_.reset();

@@ -39,7 +39,7 @@ class Session {
   void stop(uint64_t timeout_ns);
   // The other local proxies no longer write here either; unmaps everything. Idempotent.
   void close(uint64_t timeout_ns);
-  bool closed() const { return closed_; }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
 
   void join_epoch(const std::shared_ptr<Epoch>& epoch);
   // Links that are not connected yet, and one of them by name.
@@ -54,10 +54,9 @@ class Session {
   const std::vector<std::unique_ptr<Ring>>& rings() const { return rings_; }
   const std::shared_ptr<Epoch>& epoch() const { return epoch_; }
   uint64_t region_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
-  uint32_t node_of(uint32_t rank) const { return nodes_.empty() ? 0 : nodes_[rank]; }
-  bool is_local(uint32_t rank) const {
-    return !nodes_.empty() && nodes_[rank] == nodes_[shape().rank];
-  }
+  // Where ranks are; 0 before the epoch. Counters are read at any time, so these are atomic.
+  uint32_t node_of(uint32_t rank) const { return nodes_[rank].load(std::memory_order_relaxed); }
+  bool is_local(uint32_t rank) const { return node_of(rank) == node_of(shape().rank); }
 
  private:
   void require_open() const;
@@ -70,8 +69,8 @@ class Session {
   std::vector<std::vector<RemoteKey>> keys_;  // by proxy, by region
   std::vector<std::unique_ptr<Proxy>> proxies_;
   std::shared_ptr<Epoch> epoch_;
-  std::vector<uint32_t> nodes_;  // by rank, once in an epoch
-  bool closed_ = false;
+  std::vector<std::atomic<uint32_t>> nodes_;  // by rank
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace epfabric::agent

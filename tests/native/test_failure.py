@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import struct
+from pathlib import Path
 
 import pytest
 from epfabric_agent import _native
@@ -206,3 +209,42 @@ def test_a_lost_group_opens_again_with_new_sessions_and_the_next_epoch() -> None
                 node.core.fail_epoch(1, "round over")
             assert a.aborted()
             assert b.aborted()
+
+
+def test_a_record_of_another_epoch_fails_the_group_and_moves_no_signal() -> None:
+    cores = [_native.Core(address=f"127.0.1.{i}") for i in (1, 2)]
+    nodes = [Node(core, [rank]) for rank, core in enumerate(cores)]
+    for node in nodes:
+        node.open(2, 1, 16, 1, 1, 4096)
+    pods = [node.pods[0] for node in nodes]
+    for rank, core in enumerate(cores):
+        other = _native.RemoteRank(1 - rank, 1 - rank, pods[1 - rank].session.describe())
+        core.open_epoch(1, 7 + rank, [pods[rank].session], [other], 0, [[0], [1]], 1000)
+        core.start_epoch(1)
+    pods[0].push(0, signal(1, 0, 5))
+    event = event_of(nodes[1])
+    assert (event.kind, event.rank) == ("failed", 0)
+    assert "bad record: another epoch" in event.detail
+    assert pods[1].signal_value(0, 0, 0) == 0
+    for core in cores:
+        core.close()
+
+
+def test_endpoints_listen_on_the_agents_address_only() -> None:
+    core = _native.Core(address="127.0.1.5")
+    session = core.open_session(
+        group=1, rank=0, world=2, rings=2, depth=16, signals=1, cpus=[-1, -1]
+    )
+    own = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+    listening = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                listening.append(fields[1].split(":")[0])
+    assert listening == ["0501007F"] * 2
+    assert len(set(session.endpoints())) == 2
+    core.close()
