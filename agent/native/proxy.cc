@@ -146,7 +146,7 @@ void Proxy::ask_stop() {
 bool Proxy::join(uint64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, nanoseconds(timeout_ns), [this] { return ended_; })) return false;
-  lock.unlock();
+  // Under the lock: two may end the session at once. The thread needs the lock no more.
   if (thread_.joinable()) thread_.join();
   return true;
 }

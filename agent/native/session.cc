@@ -141,6 +141,7 @@ void Session::stop(uint64_t timeout_ns) {
 }
 
 void Session::close(uint64_t timeout_ns) {
+  const std::lock_guard lock(closing_);
   if (closed()) return;
   if (epoch_) epoch_->leave(shape().rank);
   stop(timeout_ns);

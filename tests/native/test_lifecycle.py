@@ -165,3 +165,22 @@ def test_proxies_are_pinned_to_the_cpu_that_was_asked_for() -> None:
     names = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in new}
     assert names == {"epf-proxy-0", "epf-proxy-1"}
     core.close()
+
+
+def test_an_epoch_and_its_sessions_may_be_ended_by_several_threads_at_once() -> None:
+    for _ in range(40):
+        core = _native.Core(address="", provider="")
+        sessions = [session_of(core, rank, 3) for rank in range(3)]
+        core.open_epoch(1, 1, sessions, [], 0, [[0, 1, 2]], 1000)
+        core.start_epoch(1)
+        enders = [threading.Thread(target=session.close) for session in sessions * 2]
+        enders += [
+            threading.Thread(target=core.close_epoch, args=(1,)),
+            threading.Thread(target=core.fail_epoch, args=(1, "the test says so")),
+        ]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join(20)
+            assert not ender.is_alive()
+        core.close()
