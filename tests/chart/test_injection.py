@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -254,7 +255,8 @@ def test_a_missing_fabric_disturbs_nobody_and_a_new_one_is_found(installed: As) 
     installed.delete("mutatingadmissionpolicybinding", f"epfabric-inject-{FABRIC}")
     installed.delete("epfabrics", FABRIC)
     try:
-        wait_until_refused(installed)
+        asks = pod("asks", TEAM, annotations=annotated(FABRIC))
+        until(lambda: is_refused(installed, asks), "pods are still injected without a binding")
         dry(installed, pod("without", PLAIN))
         installed.create(binding(FABRIC, TEAM_A))
         dry(installed, pod("without", PLAIN))
@@ -265,12 +267,41 @@ def test_a_missing_fabric_disturbs_nobody_and_a_new_one_is_found(installed: As) 
         wait_until_effective(installed)
 
 
-def wait_until_refused(installed: As) -> None:
+def test_definitions_that_are_missing_disturb_no_pod(installed: As) -> None:
+    """The policy refers to a kind; where nobody serves it, other pods must not suffer."""
+    policy = installed.get("mutatingadmissionpolicy", "epfabric-inject")
+    spec = {**policy["spec"], "paramKind": {"apiVersion": "epfabric.io/v1", "kind": "EPGone"}}
+    kind, name = "mutatingadmissionpolicy", "zz-chart-test-gone"
+    bound = binding("gone", {"matchLabels": {"kubernetes.io/metadata.name": PLAIN}})
+    bound["metadata"]["name"] = bound["spec"]["policyName"] = name
+    made = {"apiVersion": policy["apiVersion"], "kind": "MutatingAdmissionPolicy"}
+    try:
+        # Were it Fail, every pod would be refused: so the API server does look at it.
+        installed.create(
+            {**made, "metadata": {"name": name}, "spec": {**spec, "failurePolicy": "Fail"}}
+        )
+        installed.create(bound)
+        until(lambda: is_refused(installed, pod("plain", PLAIN)), "the broken policy has no effect")
+        installed.patch(kind, name, {"spec": {"failurePolicy": spec["failurePolicy"]}})
+        until(
+            lambda: not is_refused(installed, pod("plain", PLAIN)),
+            "pods without the annotation are refused where the definitions are missing",
+        )
+    finally:
+        installed.delete("mutatingadmissionpolicybinding", name)
+        installed.delete(kind, name)
+
+
+def is_refused(who: As, made: Object) -> bool:
+    try:
+        dry(who, made)
+    except Refused:
+        return True
+    return False
+
+
+def until(done: Callable[[], bool], otherwise: str) -> None:
     end = time.monotonic() + EFFECT_S
-    while True:
-        try:
-            dry(installed, pod("asks", TEAM, annotations=annotated(FABRIC)))
-        except Refused:
-            return
-        assert time.monotonic() < end, "pods are still injected without a binding"
+    while not done():
+        assert time.monotonic() < end, otherwise
         time.sleep(0.3)
