@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from epfabric_crds import Settings
+from epfabric_crds.group import BarrierStatistics
 from epfabric_crds.node import Topology
 
 from epfabric_agent.core_edge import CoreEdge, CoreSettings
@@ -21,12 +22,13 @@ from epfabric_agent.groups.hub import Hub, Reporter
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity
-from epfabric_agent.sampling import Sampler
+from epfabric_agent.sampling import Sampler, barrier_statistics
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.services import Services
 from epfabric_agent.session.sockets import Sockets
 from epfabric_agent.telemetry import config as telemetry_config
 from epfabric_agent.telemetry import runtime as telemetry_runtime
+from epfabric_agent.telemetry.snapshot import Snapshot
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
@@ -111,7 +113,7 @@ class Runtime:
         else:
             self._behind = ""
             if changed:
-                await self.core.use(wanted)
+                await self._use_core(wanted)
         if changed or settings != self._settings:
             self._serve_with(settings)
         self._settings = settings
@@ -147,8 +149,14 @@ class Runtime:
             behind=self._behind,
         )
 
-    def snapshot(self) -> object:
+    def snapshot(self) -> Snapshot:
+        """What telemetry sees; may be called from any thread."""
         return self._sampler()
+
+    def barriers(self, handle: int) -> BarrierStatistics | None:
+        """Statistics of the epoch with this handle, on the leader's node."""
+        core = self.core.current
+        return barrier_statistics(core.barrier_stats(handle)) if core is not None else None
 
     async def look_again(self) -> None:
         """Discovers the node anew; settings that waited for sessions to end are applied."""
@@ -164,6 +172,15 @@ class Runtime:
         if self._telemetry is not None:
             await asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
         await self.core.use(None)
+
+    async def _use_core(self, wanted: CoreSettings | None) -> None:
+        from epfabric_agent._native import NativeError
+
+        try:
+            await self.core.use(wanted)
+        except NativeError as error:
+            _log.error("the core cannot be made: %s", error)
+            self._choice = Choice("", "", f"{self._choice.type} does not work here: {error}")
 
     def _serve_with(self, settings: Settings) -> None:
         core = self.core.current

@@ -1,0 +1,50 @@
+"""Keeps the agent certified: the first certificate, then a new one at half life; for kube.mode."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+
+from epfabric_agent.kube.api import Api, ApiError
+from epfabric_agent.kube.certificate import obtain
+from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, renew_at
+
+SIGN_S = 30.0
+RETRY_S = 2.0
+RETRY_MOST_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Certificates:
+    def __init__(self, api: Api, identity: NodeIdentity) -> None:
+        self._api = api
+        self._identity = identity
+        self._current: Credentials | None = None
+
+    def current(self) -> Credentials:
+        """What the agent shows to others now; asked from gRPC's threads too."""
+        if self._current is None:
+            raise PkiError("the agent has no certificate yet")
+        return self._current
+
+    async def first(self) -> None:
+        """Returns when there is a certificate; tries for ever, with growing pauses."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                self._current = await asyncio.to_thread(obtain, self._api, self._identity, SIGN_S)
+                _log.info("certified as %s", self._identity.dns_name)
+                return
+            except (ApiError, PkiError, TimeoutError) as error:
+                _log.warning("no certificate yet: %s", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MOST_S)
+
+    async def keep(self) -> None:
+        """Renews for ever. What is connected stays so; new connections show the new one."""
+        while True:
+            at = renew_at(self.current().certificate)
+            left = at - datetime.datetime.now(datetime.UTC)
+            await asyncio.sleep(max(left.total_seconds(), RETRY_S))
+            await self.first()

@@ -1,0 +1,138 @@
+"""Writes EPGroups of the groups that this agent coordinates, and reads those of others.
+
+Writing never holds a group up: the newest report of each group waits for the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from epfabric_crds import names
+from epfabric_crds.group import BarrierStatistics
+
+from epfabric_agent.groups.state import GroupState
+from epfabric_agent.kube import paths
+from epfabric_agent.kube.api import Api, ApiError
+from epfabric_agent.kube.group_object import Report, coordinator_of, main_part, status_part
+from epfabric_agent.peers.client import Agent, PeerClient
+from epfabric_agent.pods import Pod
+
+RETRY_S = 1.0
+RETRY_MOST_S = 30.0
+MAX_TRIES = 20
+FORGET_S = 60.0  # the statistics of an epoch may come a little after its end
+_log = logging.getLogger(__name__)
+
+
+class GroupReporter:
+    """See groups.hub.Reporter. `run()` does the writing."""
+
+    def __init__(
+        self,
+        api: Api,
+        fabric: str,
+        own: Callable[[], Agent],
+        statistics: Callable[[int], BarrierStatistics | None],
+    ) -> None:
+        """`statistics`: of the core's barriers, by handle of the epoch."""
+        self._api = api
+        self._fabric = fabric
+        self._own = own
+        self._statistics = statistics
+        self._reports: dict[str, Report] = {}
+        self._dirty: set[str] = set()
+        self._worlds: dict[str, int] = {}
+        self._wake = asyncio.Event()
+
+    async def last_epoch(self, pod: Pod) -> int:
+        try:
+            found = await asyncio.to_thread(self._api.get, paths.group(pod.namespace, pod.group))
+        except ApiError as error:
+            _log.warning("the epoch of group %s is not known: %s", pod.group_key, error)
+            return 0
+        return int(((found or {}).get("status") or {}).get("epoch") or 0)
+
+    def state(self, pod: Pod, state: GroupState) -> None:
+        known = self._reports.get(pod.group_key)
+        report = known.with_state(pod, state) if known else Report(pod, state)
+        self._tell(pod.group_key, report)
+
+    def epoch_ended(self, group: str, epoch: int, handle: int) -> None:
+        self.refresh(group, epoch, handle)
+
+    def refresh(self, group: str, epoch: int, handle: int) -> None:
+        """Takes the epoch's barrier statistics, if the group is coordinated here."""
+        known = self._reports.get(group)
+        if known is not None:
+            self._tell(group, known.with_barriers(epoch, self._statistics(handle)))
+
+    async def find(self, client: PeerClient, group: str) -> Agent | None:
+        """The coordinator by the group's EPGroup."""
+        namespace, _, name = group.partition("/")
+        try:
+            found = await asyncio.to_thread(self._api.get, paths.group(namespace, name))
+        except ApiError as error:
+            _log.warning("the coordinator of group %s is not known: %s", group, error)
+            return None
+        return coordinator_of(found, self._own().node)
+
+    async def run(self) -> None:
+        """Writes what is new, until cancelled; a refused write is tried again."""
+        tries: dict[str, int] = {}
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            failed = 0
+            for group in sorted(self._dirty):
+                self._dirty.discard(group)
+                if await self._write(group):
+                    tries.pop(group, None)
+                    continue
+                tries[group] = tries.get(group, 0) + 1
+                if tries[group] > MAX_TRIES and self._reports[group].ended:
+                    del self._reports[group], tries[group]
+                    continue
+                failed = max(failed, tries[group])
+                self._dirty.add(group)
+            if failed:
+                pause_s = min(RETRY_S * 2 ** (failed - 1), RETRY_MOST_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause_s)
+                self._wake.set()
+
+    async def _write(self, group: str) -> bool:
+        report = self._reports[group]
+        try:
+            await asyncio.to_thread(self._apply, group, report)
+        except ApiError as error:
+            self._worlds.pop(group, None)  # it may be gone: then it is made anew
+            _log.warning("group %s was not written: %s", group, error)
+            return False
+        if report.ended:
+            loop = asyncio.get_running_loop()
+            loop.call_later(FORGET_S, self._forget, group, report.state.epoch)
+        return True
+
+    def _forget(self, group: str, epoch: int) -> None:
+        known = self._reports.get(group)
+        if known is not None and known.ended and known.state.epoch == epoch:
+            del self._reports[group]
+            self._worlds.pop(group, None)
+            self._dirty.discard(group)
+
+    def _apply(self, group: str, report: Report) -> None:
+        path = paths.group(report.pod.namespace, report.pod.group)
+        if self._worlds.get(group) != report.state.world_size:
+            self._api.apply(path, main_part(report, self._fabric), names.AGENT_MANAGER)
+            self._worlds[group] = report.state.world_size
+        body = status_part(report, self._own())
+        self._api.apply(path + "/status", body, names.AGENT_MANAGER)
+
+    def _tell(self, group: str, report: Report) -> None:
+        if self._reports.get(group) != report:
+            self._reports[group] = report
+            self._dirty.add(group)
+            self._wake.set()

@@ -1,0 +1,197 @@
+"""Runs the agent in Kubernetes until it is told to stop; for main.
+
+Each duty is a loop of its own that survives an absent API server: settings, Lease, certificate,
+sockets, status, groups. Sessions and groups go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from epfabric_crds import names
+
+from epfabric_agent.csi import records
+from epfabric_agent.groups.hub import Hub
+from epfabric_agent.kube import lease
+from epfabric_agent.kube.api import Api, ApiError, connect
+from epfabric_agent.kube.certificate_loop import Certificates
+from epfabric_agent.kube.group_report import GroupReporter
+from epfabric_agent.kube.publish import StatusWriter
+from epfabric_agent.kube.settings import SettingsWatch, Wanted
+from epfabric_agent.options import Options
+from epfabric_agent.peers.client import Agent
+from epfabric_agent.pki.identity import NodeIdentity
+from epfabric_agent.pods import of_record
+from epfabric_agent.runtime import Runtime
+from epfabric_agent.topology.machine import Machine
+
+LOOK_S = 10.0
+STATUS_S = 1.0
+RECORDS_S = 0.2
+RECORDS_ALL = 25  # looks between two that check every socket
+LEASE_RETRY_S = 2.0
+STATISTICS_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+async def run(options: Options, stop: asyncio.Event) -> None:
+    """Raises ConfigError, PkiError, OSError at start; afterwards it only ends by `stop`."""
+    api = connect(options.kubeconfig)
+    identity = NodeIdentity(options.node, options.fabric, options.address)
+    mode = KubeMode(api, identity, options)
+    duties = [asyncio.create_task(duty) for duty in mode.duties()]
+    waiting = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([waiting, *duties], return_when=asyncio.FIRST_COMPLETED)
+        for duty in duties:
+            if duty.done():
+                duty.result()  # a duty ends only by what the agent cannot go on with
+    finally:
+        waiting.cancel()
+        for duty in duties:
+            duty.cancel()
+        mode.watch.stop()
+        await mode.runtime.close()
+
+
+class KubeMode:
+    def __init__(self, api: Api, identity: NodeIdentity, options: Options) -> None:
+        self._api = api
+        self._identity = identity
+        self._options = options
+        self._wanted: Wanted | None = None
+        self._applied: Wanted | None = None
+        self._wake = asyncio.Event()
+        self._certificates = Certificates(api, identity)
+        self._reporter = GroupReporter(
+            api, identity.fabric, self._own, lambda handle: self.runtime.barriers(handle)
+        )
+        self._status = StatusWriter(api, identity.node)
+        self.runtime = Runtime(
+            identity,
+            self._certificates.current,
+            self._reporter,
+            self._reporter.find,
+            Machine(),
+            changed=self._wake.set,
+        )
+        self._loop = asyncio.get_running_loop()
+        self.watch = SettingsWatch(
+            api,
+            identity.node,
+            identity.fabric,
+            self._see_soon,
+        )
+
+    def duties(self) -> list[Coroutine[Any, Any, None]]:
+        """Each runs until it is cancelled."""
+        self.watch.start()
+        return [
+            self._renew_lease(),
+            self._certify(),
+            self._follow_settings(),
+            self._follow_records(),
+            self._reporter.run(),
+            self._refresh_statistics(),
+        ]
+
+    def _own(self) -> Agent:
+        return Agent(self._identity.node, self.runtime.endpoint)
+
+    def _see_soon(self, wanted: Wanted | None) -> None:
+        self._loop.call_soon_threadsafe(self._see, wanted)
+
+    def _see(self, wanted: Wanted | None) -> None:
+        self._wanted = wanted
+        if wanted is None:
+            _log.info("there is no EPFabricNode %s of this fabric yet", self._identity.node)
+        self._wake.set()
+
+    async def _renew_lease(self) -> None:
+        while True:
+            pause_s: float = names.LEASE_RENEW_SECONDS
+            try:
+                await asyncio.to_thread(lease.renew, self._api, self._identity.node)
+            except ApiError as error:
+                _log.warning("the Lease was not renewed: %s", error)
+                pause_s = LEASE_RETRY_S
+            await asyncio.sleep(pause_s)
+
+    async def _certify(self) -> None:
+        await self._certificates.first()
+        await self.runtime.listen(self._options.port or 0)
+        self._wake.set()
+        await self._certificates.keep()
+
+    async def _follow_settings(self) -> None:
+        """Brings the runtime to the settings, then the status to the runtime."""
+        while True:
+            wanted = self._wanted
+            if wanted is not None and self.runtime.endpoint:
+                if wanted != self._applied:
+                    _log.info("settings of generation %d", wanted.generation)
+                    await self.runtime.apply(wanted.spec)
+                    self._applied = wanted
+                else:
+                    await self.runtime.look_again()
+            await self._publish(wanted)
+            await asyncio.sleep(STATUS_S)  # not more often than this
+            await self._changes()
+
+    async def _changes(self) -> None:
+        """Returns at a change, or when it is time to look anyway."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LOOK_S
+        while not self._wake.is_set() and loop.time() < end:
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(0.0, end - loop.time()))
+            except TimeoutError:
+                return
+        self._wake.clear()
+
+    async def _publish(self, wanted: Wanted | None) -> None:
+        if wanted is None:
+            return
+        applied = self._applied
+        generation = applied.generation if applied and applied.uid == wanted.uid else None
+        facts = self.runtime.facts()
+        try:
+            await asyncio.to_thread(self._status.write, facts, wanted.uid, generation)
+        except ApiError as error:
+            _log.warning("the status was not written: %s", error)
+
+    async def _follow_records(self) -> None:
+        """Binds the sockets of pods whose volumes are published, as soon as it can serve them."""
+        boot = records.boot_id()
+        folder = records.records_dir(self._options.state_dir)
+        seen, looks = -1, 0
+        while True:
+            stamp = _stamp(folder)
+            looks += 1
+            if self.runtime.serving and (stamp != seen or looks >= RECORDS_ALL):
+                found = await asyncio.to_thread(records.read_all, self._options.state_dir, boot)
+                fabric = self._identity.fabric
+                pods = [of_record(record) for record in found if record.fabric == fabric]
+                await self.runtime.sockets.follow(pods)
+                seen, looks = stamp, 0
+            await asyncio.sleep(RECORDS_S)
+
+    async def _refresh_statistics(self) -> None:
+        hub: Hub = self.runtime.hub
+        while True:
+            await asyncio.sleep(STATISTICS_S)
+            for group, part in hub.parts.items():
+                if part.epoch is not None:
+                    self._reporter.refresh(group, part.epoch.number, part.epoch.handle)
+
+
+def _stamp(folder: Path) -> int:
+    """Changes when a record is added or removed."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,86 @@
+"""An EPFabricNode's status from what the agent knows: pure; written by kube.publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from epfabric_crds import EPFabricNodeStatus
+from epfabric_crds.meta import Condition, ConditionStatus, keep_transition
+from epfabric_crds.node import ChosenTransport, ProxyPlace
+
+from epfabric_agent.runtime import Facts
+
+MAX_PROXIES = 64
+MAX_TEXT = 500
+
+
+def status_of(
+    facts: Facts, generation: int | None, old: Iterable[Condition], now: str
+) -> EPFabricNodeStatus:
+    """`generation` of the settings that are served; `now` in RFC 3339."""
+    choice, numa_of = facts.choice, facts.inventory.cpus.numa_of
+    before = tuple(old)
+    conditions = (keep_transition(c, before) for c in _conditions(facts, generation, now))
+    return EPFabricNodeStatus(
+        observed_generation=generation,
+        endpoint=facts.endpoint or None,
+        transport=ChosenTransport(
+            type=choice.type or None,
+            provider=choice.provider or None,
+            reason=choice.reason[:MAX_TEXT],
+        ),
+        topology=facts.inventory.topology,
+        capabilities=("host-memory", "signals", "barrier-leader"),
+        proxies=tuple(
+            ProxyPlace(session=session, index=index, cpu=cpu, numa_node=numa_of.get(cpu, -1))
+            for session, index, cpu in facts.places[:MAX_PROXIES]
+        ),
+        sessions=facts.sessions,
+        conditions=tuple(conditions),
+    )
+
+
+def without_times(status: EPFabricNodeStatus) -> EPFabricNodeStatus:
+    """For comparing: a status that differs only in times need not be written."""
+    return replace(
+        status, conditions=tuple(replace(c, last_transition_time="") for c in status.conditions)
+    )
+
+
+def _conditions(facts: Facts, generation: int | None, now: str) -> list[Condition]:
+    def condition(kind: str, holds: bool, reason: str, message: str) -> Condition:
+        status: ConditionStatus = "True" if holds else "False"
+        return Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message[:MAX_TEXT],
+            last_transition_time=now,
+            observed_generation=generation,
+        )
+
+    choice = facts.choice
+    if not facts.endpoint:
+        ready = condition(
+            "TransportReady", False, "NoCertificate", "waits for its certificate from the operator"
+        )
+    elif not choice.usable:
+        ready = condition("TransportReady", False, "NoTransport", choice.reason)
+    else:
+        ready = condition("TransportReady", True, "Chosen", f"{choice.type}: {choice.reason}")
+    constrained = condition("CPUConstrained", False, "EnoughCPUs", "each proxy has its own CPU")
+    if facts.constrained:
+        text = (
+            f"of CPUs {facts.inventory.cpus.text()} too few are free: sessions got fewer proxies, "
+            "or share a CPU; give the agent's pod more CPUs or lower spec.proxies.perGPU"
+        )
+        constrained = condition("CPUConstrained", True, "TooFewCPUs", text)
+    local = condition("ProxiesLocal", True, "Local", "proxies run on their GPU's NUMA node")
+    if not facts.local:
+        text = "some proxies run on another NUMA node than their GPU"
+        local = condition("ProxiesLocal", False, "Remote", text)
+    degraded = condition("Degraded", False, "AsWanted", "the node serves as its spec says")
+    if facts.behind:
+        degraded = condition("Degraded", True, "SettingsWait", facts.behind)
+    return [ready, constrained, local, degraded]
