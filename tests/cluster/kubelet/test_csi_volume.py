@@ -189,3 +189,48 @@ def test_pod_that_never_got_its_volume_can_be_deleted(running: Running, driver: 
     wait_until(said, WAIT_S, "an event with the driver's reason")
     running.delete("waits")
     running.await_gone("waits")
+
+
+def test_driver_is_registered_as_the_chart_starts_it(running: Running, driver: None) -> None:
+    def told() -> int:
+        pods = running.api.get(PODS, labelSelector="app=csi")["items"]
+        logs = [running.log(pod["metadata"]["name"]) for pod in pods]
+        return sum("the kubelet has registered" in log for log in logs)
+
+    wait_until(lambda: told() == len(running.nodes.names), WAIT_S, "a registration on every node")
+
+
+def test_pod_ends_only_when_its_volume_is_given_back(running: Running, driver: None) -> None:
+    running.create(
+        "held",
+        ["sleep", "1000"],
+        volumes=[
+            {
+                "name": "epfabric",
+                "csi": {"driver": DRIVER, "volumeAttributes": {"fabric": "moe"}},
+            }
+        ],
+        container={"volumeMounts": [{"name": "epfabric", "mountPath": "/var/run/epfabric"}]},
+    )
+    wait_until(lambda: "nodeName" in running.pod("held")["spec"], WAIT_S, "the pod has its node")
+    node = running.pod("held")["spec"]["nodeName"]
+    wait_until(lambda: record_of(running, "held", node) is not None, WAIT_S, "the record")
+    record = record_of(running, "held", node)
+    assert record is not None
+    listener = Listener(running.kubelet.host_path(node, record["directory"]))
+    running.await_phase("held", "Running")
+    socket_path = running.kubelet.host_path(node, f"{KUBELET}/plugins/{DRIVER}/csi.sock")
+    socket_path.rename(socket_path.with_name("away"))
+    running.delete("held", gracePeriodSeconds=1)
+    events = f"/api/v1/namespaces/{SPACE}/events"
+
+    def said() -> bool:
+        found = running.api.get(events, fieldSelector="involvedObject.name=held")["items"]
+        return any(event["reason"] == "FailedUnmount" for event in found)
+
+    wait_until(said, WAIT_S, "an event about the volume")
+    assert running.pids("held") == []
+    assert "deletionTimestamp" in running.pod("held")["metadata"]
+    socket_path.with_name("away").rename(socket_path)
+    running.await_gone("held")
+    listener.server.close()
