@@ -57,6 +57,7 @@ class Loop {
   const char* take_record(const Link& link, const ControlRecord& record);
   void fail(int rank, const std::string& text);
   void barrier_timed_out();
+  void look_at_pod();
   void beat();
   bool active() const;
 
@@ -74,6 +75,7 @@ class Loop {
   uint64_t now_ns_ = 0;
   uint64_t beat_ns_ = 0;
   uint64_t heartbeat_ = 1;
+  uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen
   size_t unconnected_ = 0;
   bool failed_ = false;
 

@@ -7,6 +7,8 @@
 
 namespace epfabric::agent {
 
+inline constexpr uint64_t kGiveUpGraceNs = 500'000'000;
+
 template <class Remote>
 Loop<Remote>::Loop(Proxy& proxy, Remote& remote)
     : proxy_(proxy),
@@ -75,6 +77,22 @@ void Loop<Remote>::beat() {
   }
   remote_.watch([this](int rank, const std::string& text) { fail(rank, text); });
   if (delegate_ && epoch_->running() && delegate_->timed_out(now_ns_)) barrier_timed_out();
+  if (proxy_.index_ == 0 && epoch_->running()) look_at_pod();
+}
+
+// A pod that gives the epoch up usually closes its socket too, and then the agent has a better
+// reason to tell; one that lives on (a GPU wait that passed its bound) ends the epoch here.
+template <class Remote>
+void Loop<Remote>::look_at_pod() {
+  if (platform::load_relaxed(&proxy_.segments_.pod_header()->abort) == 0) return;
+  if (given_up_ns_ == 0) given_up_ns_ = now_ns_;
+  if (now_ns_ - given_up_ns_ < kGiveUpGraceNs || epoch_->left(shape_.rank)) return;
+  epoch_->fail({"failed",
+                epoch_->plan().group,
+                static_cast<int>(shape_.rank),
+                {shape_.rank},
+                "rank " + std::to_string(shape_.rank) +
+                    " was lost: its pod gave the epoch up (it set its abort word)"});
 }
 
 template <class Remote>

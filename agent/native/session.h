@@ -71,7 +71,7 @@ class Session {
   std::vector<std::unique_ptr<Proxy>> proxies_;
   std::shared_ptr<Epoch> epoch_;
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
-  std::mutex closing_;  // one close() at a time
+  std::mutex closing_;                        // one close() at a time
   std::atomic<bool> closed_{false};
 };
 

@@ -8,6 +8,7 @@ import select
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from epfabric_agent import _native
 from native.pod import Group, Node, barrier, drain, signal, until, write
@@ -176,6 +177,17 @@ def test_descriptions_of_another_rank_or_with_other_settings_are_refused() -> No
         )
     for each in (core, peer, lone):
         each.close()
+
+
+def test_a_pod_that_gives_up_but_lives_on_ends_the_epoch() -> None:
+    with Group([[0, 1]], provider="") as group:
+        np.frombuffer(group.pods[1].pod_map, dtype=np.uint64)[
+            group.pods[1].at["pod_abort"] // 8
+        ] = 1
+        event = event_of(group.nodes[0])
+        assert (event.kind, event.rank) == ("failed", 1)
+        assert "rank 1 was lost: its pod gave the epoch up" in event.detail
+        assert group.pods[0].aborted()
 
 
 def test_two_groups_on_one_core_fail_apart() -> None:
