@@ -18,8 +18,8 @@ OFFLINE: dict[str, Any] = {"injection": {"policyVersion": "v1"}}
 PASSING = {"events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses"}
 
 
-def rendered(values: dict[str, Any], namespace: str = SYSTEM) -> list[Object]:
-    text = helm.template({**OFFLINE, **values}, namespace)
+def rendered(values: dict[str, Any]) -> list[Object]:
+    text = helm.template({**OFFLINE, **values}, SYSTEM)
     return [one for one in yaml.safe_load_all(text) if one]
 
 
@@ -109,13 +109,9 @@ def test_only_the_csi_driver_is_privileged() -> None:
     assert propagating == ["epfabric-csi"]
 
 
-def test_the_namespace_of_the_release_is_the_one_in_every_rule() -> None:
-    objects = rendered({}, "elsewhere")
-    text = yaml.safe_dump_all(objects)
-    assert SYSTEM not in text
-    assert "system:serviceaccount:elsewhere:epfabric-agent" in text
-    named = {o["metadata"]["namespace"] for o in objects if "namespace" in o["metadata"]}
-    assert named == {"elsewhere"}
+def test_another_namespace_is_refused_since_agents_would_find_nothing_there() -> None:
+    with pytest.raises(HarnessError, match="into the namespace epfabric-system, not elsewhere"):
+        helm.template(OFFLINE, "elsewhere")
 
 
 def inventory(admin: As) -> set[str]:

@@ -31,3 +31,10 @@ system:serviceaccount:{{ .Release.Namespace }}:epfabric-agent
 {{- fail "this cluster serves no MutatingAdmissionPolicy, by which pods get their volume: use Kubernetes 1.36 or newer, or switch admissionregistration.k8s.io/v1beta1 on in 1.34 or 1.35; where the chart is rendered without a cluster, set injection.policyVersion" -}}
 {{- end -}}
 {{- end }}
+
+{{- /* The agents look for their objects in this namespace; lint renders in none. */ -}}
+{{- define "epfabric.checkNamespace" -}}
+{{- if not (has .Release.Namespace (list "epfabric-system" "")) -}}
+{{- fail (printf "install EPFabric into the namespace epfabric-system, not %s: helm install -n epfabric-system --create-namespace" .Release.Namespace) -}}
+{{- end -}}
+{{- end }}
