@@ -21,7 +21,6 @@ from harness.process import Process, Processes, wait_until
 
 NODES = {"a": "127.0.2.1", "b": "127.0.2.2"}
 FABRIC = GROUP = "moe"
-NAMESPACE = "local"
 PROGRAM = Path(sys.executable).with_name("epfabric-agent")
 READY_SECONDS = 60.0
 RUN_SECONDS = 180.0
@@ -35,10 +34,8 @@ def exchange(processes: Processes, show: Show, work: Work) -> None:
     issue_certificates(folder / "pki")
     manifest = write_manifest(folder, work)
     agents = {node: start_agent(processes, manifest, folder, node) for node in NODES}
-    for rank in range(work.world_size):
-        socket = socket_of(folder, rank, work)
-        ended = tuple(agents.values())
-        wait_until(socket.exists, READY_SECONDS, f"the socket {socket.name}", *ended)
+    for node, agent in agents.items():
+        wait_until(socket_of(folder, node).exists, READY_SECONDS, f"the socket of {node}", agent)
     show.note(f"agents {', '.join(f'{node} on {ip}' for node, ip in NODES.items())} are up")
     with Sampler(lambda: {agent.pid: node for node, agent in agents.items()}) as sampler:
         results = run_ranks(processes, folder, work)
@@ -100,20 +97,21 @@ def start_agent(processes: Processes, manifest: Path, folder: Path, node: str) -
     )
 
 
-def socket_of(folder: Path, rank: int, work: Work) -> Path:
-    """Ranks lie in order on the nodes, the same number on each."""
-    node = list(NODES)[rank * len(NODES) // work.world_size]
-    return folder / node / "sockets" / f"{GROUP}-{rank}.sock"
+def socket_of(folder: Path, node: str) -> Path:
+    """The ranks of one node and group share a socket."""
+    return folder / node / "sockets" / GROUP / "agent.sock"
 
 
 def run_ranks(processes: Processes, folder: Path, work: Work) -> list[dict[str, Any]]:
+    """Ranks lie in order on the nodes, the same number on each."""
+    node_of = [list(NODES)[rank * len(NODES) // work.world_size] for rank in range(work.world_size)]
     running = [
         processes.start(
             f"rank-{rank}",
             [
                 sys.executable,
                 EXAMPLES / "moe_rank.py",
-                f"--socket={socket_of(folder, rank, work)}",
+                f"--socket={socket_of(folder, node_of[rank])}",
                 f"--rank={rank}",
                 f"--world-size={work.world_size}",
                 *work.arguments(),
