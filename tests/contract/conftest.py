@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from contract.stand import NAMESPACE, Stand
+from epfabric_crds import names
 from epfabric_crds.names import AGENT_ACCOUNT, INJECT_POLICY, OPERATOR_ACCOUNT
 from harness import helm
 from harness.cluster import Cluster
@@ -48,7 +49,9 @@ def stand(api: Cluster) -> Iterator[Stand]:
 
 def rendered(kinds: set[str], name: str) -> list[dict[str, Any]]:
     """The chart's objects of these kinds that are called `name`."""
-    text = helm.template({"injection": {"policyVersion": "v1"}}, NAMESPACE)
+    # The chart goes into one namespace only; the stand is beside it.
+    text = helm.template({"injection": {"policyVersion": "v1"}}, names.NAMESPACE)
+    text = text.replace(f"namespace: {names.NAMESPACE}", f"namespace: {NAMESPACE}")
     found = [
         document
         for document in yaml.safe_load_all(text)

@@ -37,7 +37,7 @@ def request_body(name: str, fabric: str, pem: bytes) -> Object:
     }
 
 
-def obtain(api: Api, identity: NodeIdentity, timeout_s: float) -> Credentials:
+def obtain(api: Api, namespace: str, identity: NodeIdentity, timeout_s: float) -> Credentials:
     """A new key, in memory only, with its certificate. Raises ApiError, PkiError, TimeoutError."""
     key = new_key()
     name = f"epfabric-{identity.node[:200]}-{secrets.token_hex(4)}"
@@ -50,7 +50,7 @@ def obtain(api: Api, identity: NodeIdentity, timeout_s: float) -> Credentials:
                 f"the operator did not sign {name} in {timeout_s:g} s: does epfabric-operator run?"
             )
         time.sleep(POLL_S)
-    return Credentials(authorities(api), certificate, key_pem(key))
+    return Credentials(authorities(api, namespace), certificate, key_pem(key))
 
 
 def issued(request: Object | None) -> bytes | None:
@@ -67,12 +67,10 @@ def issued(request: Object | None) -> bytes | None:
     return base64.b64decode(found) if found else None
 
 
-def authorities(api: Api) -> bytes:
+def authorities(api: Api, namespace: str) -> bytes:
     """The bundle of authorities that agents trust. Raises ApiError, PkiError."""
-    bundle = api.get(paths.ca_bundle())
+    bundle = api.get(paths.ca_bundle(namespace))
     text = ((bundle or {}).get("data") or {}).get(names.CA_BUNDLE_KEY)
     if not text:
-        raise PkiError(
-            f"ConfigMap {names.NAMESPACE}/{names.CA_BUNDLE} has no {names.CA_BUNDLE_KEY} yet"
-        )
+        raise PkiError(f"ConfigMap {namespace}/{names.CA_BUNDLE} has no {names.CA_BUNDLE_KEY} yet")
     return str(text).encode()

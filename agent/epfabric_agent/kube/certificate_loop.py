@@ -17,8 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class Certificates:
-    def __init__(self, api: Api, identity: NodeIdentity) -> None:
+    def __init__(self, api: Api, namespace: str, identity: NodeIdentity) -> None:
         self._api = api
+        self._namespace = namespace
         self._identity = identity
         self._current: Credentials | None = None
 
@@ -33,7 +34,9 @@ class Certificates:
         pause_s = RETRY_S
         while True:
             try:
-                self._current = await asyncio.to_thread(obtain, self._api, self._identity, SIGN_S)
+                self._current = await asyncio.to_thread(
+                    obtain, self._api, self._namespace, self._identity, SIGN_S
+                )
                 _log.info("certified as %s", self._identity.dns_name)
                 return
             except (ApiError, PkiError, TimeoutError) as error:

@@ -11,11 +11,11 @@ from epfabric_agent.kube import paths
 from epfabric_agent.kube.api import Api, Object
 
 
-def lease_body(node: str, now: datetime.datetime) -> Object:
+def lease_body(namespace: str, node: str, now: datetime.datetime) -> Object:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": names.agent_lease(node), "namespace": names.NAMESPACE},
+        "metadata": {"name": names.agent_lease(node), "namespace": namespace},
         "spec": {
             "holderIdentity": f"{node}/{os.getpid()}",
             "leaseDurationSeconds": names.LEASE_SECONDS,
@@ -24,7 +24,7 @@ def lease_body(node: str, now: datetime.datetime) -> Object:
     }
 
 
-def renew(api: Api, node: str) -> None:
+def renew(api: Api, namespace: str, node: str) -> None:
     """Raises ApiError."""
-    body = lease_body(node, datetime.datetime.now(datetime.UTC))
-    api.apply(paths.lease(node), body, names.AGENT_MANAGER)
+    body = lease_body(namespace, node, datetime.datetime.now(datetime.UTC))
+    api.apply(paths.lease(namespace, node), body, names.AGENT_MANAGER)

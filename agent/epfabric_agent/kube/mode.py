@@ -66,7 +66,7 @@ class KubeMode:
         self._wanted: Wanted | None = None
         self._applied: Wanted | None = None
         self._wake = asyncio.Event()
-        self._certificates = Certificates(api, identity)
+        self._certificates = Certificates(api, options.namespace, identity)
         self._reporter = GroupReporter(
             api, identity.fabric, self._own, lambda handle: self.runtime.barriers(handle)
         )
@@ -115,7 +115,12 @@ class KubeMode:
         while True:
             pause_s: float = names.LEASE_RENEW_SECONDS
             try:
-                await asyncio.to_thread(lease.renew, self._api, self._identity.node)
+                await asyncio.to_thread(
+                    lease.renew,
+                    self._api,
+                    self._options.namespace,
+                    self._identity.node,
+                )
             except ApiError as error:
                 _log.warning("the Lease was not renewed: %s", error)
                 pause_s = LEASE_RETRY_S

@@ -7,7 +7,6 @@ from urllib.parse import quote
 from epfabric_crds import names
 
 NODES = f"/apis/{names.API_VERSION}/{names.NODES}"
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
@@ -15,12 +14,13 @@ def node_status(node: str) -> str:
     return f"{NODES}/{quote(node, safe='')}/status"
 
 
-def lease(node: str) -> str:
-    return f"{LEASES}/{quote(names.agent_lease(node), safe='')}"
+def lease(namespace: str, node: str) -> str:
+    base = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
+    return f"{base}/{quote(names.agent_lease(node), safe='')}"
 
 
-def ca_bundle() -> str:
-    return f"/api/v1/namespaces/{names.NAMESPACE}/configmaps/{names.CA_BUNDLE}"
+def ca_bundle(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{names.CA_BUNDLE}"
 
 
 def signing_request(name: str) -> str:
