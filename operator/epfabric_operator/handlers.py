@@ -74,12 +74,17 @@ def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
     )
 
 
-def run(worklist: Worklist, api: client.ApiClient, stop: threading.Event) -> None:
-    """Watch until stopped. Runs outside the main thread, so that signals stay main.py's."""
+def run(worklist: Worklist, api: client.ApiClient, identity: str, stop: threading.Event) -> None:
+    """Watch until stopped. Runs outside the main thread, so that signals stay main.py's.
+
+    Without an identity kopf asks for the user's name, and the image's user has none.
+    """
+    named: Any = identity  # kopf's type for it is private
     kopf.run(
         registry=registry(worklist, api),
         settings=settings(),
         standalone=True,
         clusterwide=True,
+        identity=named,
         stop_flag=stop,
     )

@@ -129,10 +129,14 @@ class Operator:
             pass
         if not stop.is_set():
             self._loop = loop
+
+            def watch(over: threading.Event) -> None:
+                handlers.run(worklist, self._api, config.identity, over)
+
             loop.beat = time.monotonic()
             threads += [
                 self._thread("loop", loop.run, over),
-                self._thread("kopf", lambda s: handlers.run(worklist, self._api, s), over),
+                self._thread("kopf", watch, over),
             ]
         while not (stop.wait(0.2) or over.is_set()):
             pass
