@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -39,7 +40,7 @@ class Site:
             node = list(self.agents)[rank * len(self.agents) // world]
             socket = publish(self, node, group, rank)
             wait_until(socket.exists, READY_S, "the pod's socket", self.agents[node])
-            command = [
+            command: list[str | Path] = [
                 *(sys.executable, ROOT / "examples/moe_rank.py", f"--socket={socket}"),
                 *(f"--rank={rank}", f"--world-size={world}", "--tokens=8", "--topk=4"),
                 *("--experts=16", "--iterations=1", "--barriers=50"),
@@ -158,8 +159,8 @@ def test_a_group_that_comes_again_has_the_next_epoch(site: Site) -> None:
     completed(site, "again", 2)
 
 
-def completed(site: Site, name: str, epoch: int) -> dict[str, dict[str, object]]:
-    def group() -> dict[str, dict[str, object]]:
+def completed(site: Site, name: str, epoch: int) -> dict[str, Any]:
+    def group() -> dict[str, Any]:
         found = site.stand.find("epgroup", name, "-n", site.space) or {}
         return found if isinstance(found, dict) else {}
 

@@ -85,7 +85,7 @@ class Membership:
             return self._finish_round(now)
         for rank in ranks:
             del self._members[rank]
-        return self._rest_if_empty()
+        return self._end_if_empty(now)
 
     def enter(self, entrant: Entrant, now: float) -> list[Action]:
         """A rank asks to be in the epoch that forms, or in the next one."""
@@ -120,7 +120,7 @@ class Membership:
             return []
         if self.stage is Stage.FORMING:
             del self._members[rank]
-            return self._rest_if_empty() or [Publish(self._state())]
+            return self._end_if_empty(now) or [Publish(self._state())]
         return self.lost(node, self.epoch, rank, "its session ended while the group opened", now)
 
     def opened(self, node: str, epoch: int, error: str, now: float) -> list[Action]:
@@ -275,14 +275,10 @@ class Membership:
                 actions.extend(self.enter(entrant, now))
         return actions
 
-    def _rest_if_empty(self) -> list[Action]:
-        """An epoch that lost all who had entered never was: its number is used again."""
+    def _end_if_empty(self, now: float) -> list[Action]:
         if self._members or self.stage is not Stage.FORMING:
             return []
-        self.stage = Stage.IDLE
-        self._deadline = None
-        self.epoch -= 1
-        return []
+        return self._end("Failed", "all ranks that had joined ended before the others came", now)
 
     def _ranks_of(self, node: str) -> list[int]:
         """The node's ranks that have not left."""

@@ -1,0 +1,151 @@
+"""Ranges, CPUs, transport, quota, rate, callers, EPGroups: pure decisions of the agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from epfabric_agent.groups.ranges import format_ranges, parse_ranges, spoken
+from epfabric_agent.groups.state import GroupState, NodePart
+from epfabric_agent.kube.group_object import Report, coordinator_of, main_part, status_part
+from epfabric_agent.peers.authorize import refusal
+from epfabric_agent.peers.client import Agent
+from epfabric_agent.pki.identity import node_of
+from epfabric_agent.pods import Pod
+from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_agent.session.quota import MAX_POD_SESSIONS, Quota, QuotaError
+from epfabric_agent.session.rate import Rate
+from epfabric_agent.topology.cpus import UNPINNED, CpuLedger, Cpus, place, usable
+from epfabric_agent.topology.transport import TCP, choose
+from epfabric_crds.definitions import problems
+from epfabric_crds.group import BarrierStatistics
+from epfabric_crds.settings import Transport
+
+TWO_NODES = Cpus(tuple(range(8)), {cpu: cpu // 4 for cpu in range(8)})
+
+
+def test_ranges_are_written_and_read_back() -> None:
+    assert format_ranges([5, 0, 1, 2, 2]) == "0-2,5"
+    assert parse_ranges("0-2,5") == (0, 1, 2, 5)
+    assert format_ranges([]) == ""
+    assert parse_ranges("") == ()
+    assert (spoken([3]), spoken([1, 2])) == ("rank 3", "ranks 1-2")
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1--2", "1,,2"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ranges"):
+        parse_ranges(text)
+
+
+def test_proxies_get_cpus_of_their_own_numa_node_first() -> None:
+    placement = place(2, TWO_NODES, taken={4}, numa=1, strict=False)
+    assert placement.cpus == (5, 6)
+    assert placement.local
+    assert not placement.constrained
+
+
+def test_the_nearest_node_helps_out_unless_strict() -> None:
+    taken = {4, 5, 6}
+    near = place(2, TWO_NODES, taken, numa=1, strict=False)
+    assert near.cpus == (7, 0)
+    assert not near.local
+    strict = place(2, TWO_NODES, taken, numa=1, strict=True)
+    assert strict.cpus == (7,)
+    assert strict.constrained
+
+
+def test_no_two_proxies_ever_own_one_cpu_and_one_proxy_is_always_there() -> None:
+    ledger = CpuLedger()
+    cpus = [ledger.take(s, 3, TWO_NODES, None, strict=False).cpus for s in range(4)]
+    owned = [cpu for each in cpus for cpu in each if cpu != UNPINNED]
+    assert len(owned) == len(set(owned)) == 8
+    assert cpus[3] == (UNPINNED,)
+    assert ledger.constrained
+    ledger.give_back(0)
+    assert ledger.take(9, 3, TWO_NODES, None, strict=False).cpus == cpus[0]
+
+
+def test_usable_cpus_are_those_that_every_limit_allows() -> None:
+    assert usable([(0, 1, 2, 3), frozenset({1, 2, 9}), ()]) == (1, 2)
+    assert usable([(), ()]) == ()
+
+
+def test_auto_never_picks_tcp_unless_allowed() -> None:
+    for devices in ((), ("mlx5_0",)):
+        refused = choose(Transport(), devices)
+        assert not refused.usable
+        assert "allowTcp" in refused.reason
+        allowed = choose(Transport(allow_tcp=True), devices)
+        assert (allowed.type, allowed.provider) == ("libfabric", TCP)
+    assert not choose(Transport(type="libfabric"), ()).usable
+    assert not choose(Transport(type="verbs", allow_tcp=True), ()).usable
+    assert choose(Transport(type="loopback"), ()).provider == ""
+
+
+def test_the_quota_counts_by_pod_and_node_and_is_given_back() -> None:
+    quota = Quota(per_pod_bytes=100, per_node_bytes=150)
+    first = quota.grant("p", 80)
+    with pytest.raises(QuotaError, match="perPod"):
+        quota.grant("p", 30)
+    with pytest.raises(QuotaError, match="perNode"):
+        quota.grant("q", 90)
+    quota.release(first)
+    assert quota.used_bytes == 0
+    quota.grant("q", 100)
+
+
+def test_a_pod_has_a_bounded_number_of_sessions() -> None:
+    quota = Quota(1, 1)
+    for _ in range(MAX_POD_SESSIONS):
+        quota.open_session("p")
+    with pytest.raises(QuotaError):
+        quota.open_session("p")
+    quota.close_session("p")
+    quota.open_session("p")
+
+
+def test_a_flood_of_requests_is_slowed_to_the_rate() -> None:
+    rate = Rate(per_s=10.0, burst=5)
+    assert [rate.take(0.0) for _ in range(5)] == [0.0] * 5
+    assert rate.take(0.0) == pytest.approx(0.1)
+    assert rate.take(0.0) == pytest.approx(0.2)
+    assert rate.take(10.0) == 0.0
+
+
+def test_a_caller_must_be_the_node_and_fabric_of_its_certificate() -> None:
+    names = ["n1.moe.agents.epfabric.io", "192.0.2.1"]
+    assert refusal(pb.Caller(node="n1", fabric="moe"), names, "moe") is None
+    assert "n1" in (refusal(pb.Caller(node="n2", fabric="moe"), names, "moe") or "")
+    assert refusal(pb.Caller(node="n1", fabric="other"), names, "moe")
+    assert refusal(pb.Caller(node="n1", fabric="moe"), ["n1.other.agents.epfabric.io"], "moe")
+    assert refusal(pb.Caller(node="n1", fabric="moe"), [], "moe")
+
+
+def test_a_node_name_with_dots_is_read_whole() -> None:
+    assert node_of(["a.b.c.moe.agents.epfabric.io"], "moe") == "a.b.c"
+    assert node_of([".moe.agents.epfabric.io"], "moe") is None
+    assert node_of(["a.moe.agents.epfabric.io", "b.moe.agents.epfabric.io"], "moe") is None
+
+
+def test_an_epgroup_fits_its_schema_and_leads_others_to_the_coordinator() -> None:
+    pod = Pod("k", "ns", "p-0", "train", None, Path("/x"))
+    state = GroupState("Ready", "", 2, 4, (NodePart("a", "192.0.2.1:7", "0-3"),))
+    report = Report(pod, state, BarrierStatistics(count=3, p50_seconds=0.1))
+    whole = main_part(report, "moe") | status_part(report, Agent("a", "192.0.2.1:7"))
+    whole["spec"] = main_part(report, "moe")["spec"]
+    assert problems("EPGroup", whole) == []
+    assert coordinator_of(whole, "b") == Agent("a", "192.0.2.1:7")
+    assert coordinator_of(whole, "a") is None
+    assert coordinator_of(None, "b") is None
+
+
+def test_barriers_of_an_old_epoch_do_not_stay_in_a_new_one() -> None:
+    pod = Pod("k", "ns", "p-0", "train", None, Path("/x"))
+    old = Report(pod, GroupState("Completed", "", 1, 2, ())).with_barriers(
+        1, BarrierStatistics(count=3)
+    )
+    assert old.barriers is not None
+    new = old.with_state(pod, GroupState("Forming", "", 2, 2, ()))
+    assert new.barriers is None
+    assert new.with_barriers(1, BarrierStatistics(count=3)).barriers is None
