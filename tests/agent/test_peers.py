@@ -1,0 +1,144 @@
+"""Calls between agents over real mutual TLS: whoever is not who it says is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.groups.membership import Membership
+from epfabric_agent.groups.state import Limits
+from epfabric_agent.peers.channels import client_credentials, client_options
+from epfabric_agent.peers.client import Agent, PeerClient
+from epfabric_agent.peers.link import LinkBroken, NotCoordinator
+from epfabric_agent.peers.server import PeerServer
+from epfabric_agent.pki import authority
+from epfabric_agent.pki.identity import Credentials, NodeIdentity
+from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_agent.proto import peer_pb2_grpc
+
+ADDRESS = "127.0.6.1"
+GROUP = "ns/train"
+
+
+@dataclass
+class Served:
+    endpoint: str
+    folder: Path
+    groups: dict[str, Coordinator]
+
+    def coordinator(self, group: str) -> Coordinator | None:
+        return self.groups.get(group)
+
+    def credentials(self, node: str, fabric: str = "moe") -> Credentials:
+        identity = NodeIdentity(node, fabric, ADDRESS)
+        authority.issue(self.folder, identity, 1, self.folder)
+        return authority.load(self.folder, node)
+
+    async def locate(self, own: Credentials, caller: pb.Caller) -> pb.LocateReply:
+        options = client_options("served.moe.agents.epfabric.io")
+        async with grpc.aio.secure_channel(
+            self.endpoint, client_credentials(own), options=options
+        ) as channel:
+            stub = peer_pb2_grpc.PeerStub(channel)
+            reply: pb.LocateReply = await stub.Locate(
+                pb.LocateRequest(caller=caller, group=GROUP), timeout=10
+            )
+            return reply
+
+    def client(self, node: str) -> PeerClient:
+        own = self.credentials(node)
+        return PeerClient(NodeIdentity(node, "moe", ADDRESS), lambda: own)
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Served]:
+    authority.make_authority(folder, 1)
+    made = Served("", folder, {})
+    own = made.credentials("served")
+    server = PeerServer("moe", made, lambda: own)
+    await server.start(ADDRESS, 0)
+    made.endpoint = f"{ADDRESS}:{server.port}"
+    made.groups[GROUP] = Coordinator(
+        Membership(GROUP, 0, Limits(join_s=30.0)), lambda state: None, lambda: None
+    )
+    try:
+        yield made
+    finally:
+        await server.stop()
+
+
+async def test_an_agent_with_its_own_name_is_answered(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        reply = await there.locate(there.credentials("n1"), pb.Caller(node="n1", fabric="moe"))
+        assert reply.coordinating
+
+
+@pytest.mark.parametrize(
+    ("certified", "fabric", "claimed"),
+    [("n1", "moe", pb.Caller(node="n2", fabric="moe")),
+     ("n1", "moe", pb.Caller(node="n1", fabric="other")),
+     ("n1", "other", pb.Caller(node="n1", fabric="moe"))],
+)  # fmt: skip
+async def test_a_certificate_of_another_node_or_fabric_is_refused(
+    tmp_path: Path, certified: str, fabric: str, claimed: pb.Caller
+) -> None:
+    async with served(tmp_path / "pki") as there:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await there.locate(there.credentials(certified, fabric), claimed)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_stream_of_a_false_node_is_refused_before_it_takes_part(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        own = there.credentials("n1")
+        liar = PeerClient(NodeIdentity("n2", "moe", ADDRESS), lambda: own)
+        link = await liar.attend(Agent("served", there.endpoint), GROUP, "x:1", 0)
+        with pytest.raises(LinkBroken, match="permission denied"):
+            await anext(link.messages())
+        await link.close()
+
+
+async def test_a_stranger_to_the_authority_gets_no_connection(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        authority.make_authority(tmp_path / "other", 1)
+        authority.issue(
+            tmp_path / "other", NodeIdentity("n1", "moe", ADDRESS), 1, tmp_path / "other"
+        )
+        foreign = authority.load(tmp_path / "other", "n1")
+        for own in (foreign, replace(foreign, ca=there.credentials("n9").ca)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await there.locate(own, pb.Caller(node="n1", fabric="moe"))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_that_is_another_node_is_not_talked_to(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        assert await there.client("n1").coordinates(Agent("served", there.endpoint), GROUP)
+        assert not await there.client("n1").coordinates(Agent("imposter", there.endpoint), GROUP)
+
+
+async def test_who_does_not_coordinate_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        link = await there.client("n1").attend(
+            Agent("served", there.endpoint), "ns/unknown", "x:1", 0
+        )
+        with pytest.raises(NotCoordinator):
+            await anext(link.messages())
+        await link.close()
+
+
+async def test_a_stream_carries_a_refusal_and_ends_with_its_client(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        link = await there.client("n1").attend(Agent("served", there.endpoint), GROUP, "x:1", 0)
+        enter = pb.Enter(rank=5, world_size=2, pod="ns/p", region_bytes=0, blob=b"")
+        link.send(pb.ToCoordinator(enter=enter))
+        message = await asyncio.wait_for(anext(link.messages()), 20)
+        assert message.refused.code == "rank"
+        await link.close()

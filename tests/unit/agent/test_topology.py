@@ -1,0 +1,122 @@
+"""Topology from a made-up sysfs: cpusets of both versions, NICs, rails, GPUs, and none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from epfabric_agent.topology.gpus import find_gpus
+from epfabric_agent.topology.machine import Machine
+from epfabric_agent.topology.nics import find_nics
+from epfabric_agent.topology.numa import cgroup_cpus, find_cpus
+from epfabric_agent.topology.rdma import openable_devices
+
+
+def machine(root: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Machine:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    for name, target in (links or {}).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / target).mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    return Machine(root, lambda: frozenset(range(16)), lambda: {"eth0": ("192.0.2.1",)})
+
+
+NUMA = {
+    "sys/devices/system/cpu/online": "0-7",
+    "sys/devices/system/node/node0/cpulist": "0-3",
+    "sys/devices/system/node/node1/cpulist": "4-7",
+}
+
+
+def test_cpus_are_those_of_the_innermost_cpuset_version_2(tmp_path: Path) -> None:
+    files = NUMA | {
+        "proc/self/cgroup": "0::/kubepods/pod1/c1",
+        "sys/fs/cgroup/kubepods/pod1/cpuset.cpus.effective": "2-5",
+        "sys/fs/cgroup/cpuset.cpus.effective": "0-7",
+    }
+    cpus = find_cpus(machine(tmp_path, files))
+    assert cpus.usable == (2, 3, 4, 5)
+    assert [cpus.numa_of[cpu] for cpu in cpus.usable] == [0, 0, 1, 1]
+    assert cpus.text() == "2-5"
+
+
+def test_cpus_are_those_of_the_cpuset_version_1(tmp_path: Path) -> None:
+    files = NUMA | {
+        "proc/self/cgroup": "4:cpu,cpuacct:/x\n3:cpuset:/docker/abc\n1:name=systemd:/y",
+        "sys/fs/cgroup/cpuset/cpuset.effective_cpus": "1,3",
+    }
+    assert find_cpus(machine(tmp_path, files)).usable == (1, 3)
+
+
+def test_a_path_that_climbs_out_of_the_cgroup_mount_is_not_followed(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/../../../outside",
+        "sys/outside/cpuset.cpus.effective": "9",
+        "sys/fs/cgroup/cpuset.cpus.effective": "0-1",
+    }
+    assert cgroup_cpus(machine(tmp_path, files)) == (0, 1)
+
+
+def test_nics_have_driver_address_and_rails_in_pci_order(tmp_path: Path) -> None:
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    for name, pci, device in (
+        ("eth0", "0000:81:00.0", "mlx5_1"),
+        ("eth1", "0000:21:00.0", "mlx5_0"),
+    ):
+        files |= {
+            f"sys/devices/{pci}/numa_node": "1",
+            f"sys/class/net/{name}/mtu": "9000",
+            f"sys/class/net/{name}/speed": "200000",
+            f"sys/class/net/{name}/operstate": "up",
+            f"sys/devices/{pci}/net/{name}/x": "",
+        }
+        links |= {
+            f"sys/class/net/{name}/device": f"../../../devices/{pci}",
+            f"sys/class/infiniband/{device}/device": f"../../../devices/{pci}",
+            f"sys/devices/{pci}/driver": "../../bus/pci/drivers/mlx5_core",
+        }
+    files |= {"sys/class/net/lo/mtu": "65536", "sys/class/net/veth9/mtu": "1500"}
+    first, second = find_nics(machine(tmp_path, files, links))
+    assert (first.name, first.rdma_device, first.rail) == ("eth0", "mlx5_1", 1)
+    assert (second.name, second.rdma_device, second.rail) == ("eth1", "mlx5_0", 0)
+    assert first.driver == "mlx5_core"
+    assert first.pci_address == "0000:81:00.0"
+    assert (first.numa_node, first.mtu, first.speed_mbps) == (1, 9000, 200000)
+    assert first.addresses == ("192.0.2.1",)
+
+
+def test_gpus_come_from_the_drivers_files(tmp_path: Path) -> None:
+    folder = "proc/driver/nvidia/gpus"
+    files = {
+        f"{folder}/0000:17:00.0/information": "Model: X\nGPU UUID: \t GPU-1234",
+        f"{folder}/0000:18:00.0/information": "GPU UUID: GPU-????????",
+        "sys/bus/pci/devices/0000:17:00.0/numa_node": "1",
+    }
+    (gpu,) = find_gpus(machine(tmp_path, files))
+    assert (gpu.uuid, gpu.pci_address, gpu.numa_node) == ("GPU-1234", "0000:17:00.0", 1)
+
+
+def test_a_machine_that_has_nothing_is_calm(tmp_path: Path) -> None:
+    nothing = Machine(tmp_path, lambda: frozenset({0}), dict)
+    assert find_nics(nothing) == ()
+    assert find_gpus(nothing) == ()
+    assert find_cpus(nothing).usable == (0,)
+
+
+def test_no_pyverbs_and_no_device_are_both_none() -> None:
+    def absent(name: str) -> object:
+        raise ImportError(name)
+
+    def raising() -> object:
+        raise RuntimeError("Failed to get device list")  # what pyverbs does without a device
+
+    present = [SimpleNamespace(name=b"mlx5_1"), SimpleNamespace(name=b"mlx5_0")]
+    assert openable_devices(absent) == ()
+    assert openable_devices(lambda name: SimpleNamespace(get_device_list=raising)) == ()
+    found = openable_devices(lambda name: SimpleNamespace(get_device_list=lambda: present))
+    assert found == ("mlx5_0", "mlx5_1")
