@@ -31,7 +31,7 @@ def main() -> int:
         with Processes("epfabric-demo-") as processes:
             try:
                 run(processes, small)
-            except (HarnessError, Wrong):
+            except Exception:
                 keep_logs(processes.folder)
                 raise
     except (HarnessError, Wrong) as error:

@@ -22,7 +22,7 @@ class Work:
     tokens: int = 128
     iterations: int = 4
     barriers: int = 1000
-    hold_s: int = 0
+    hold_s: int = 2  # the kernel forgets a connection's bytes when it is closed
 
     @property
     def shape(self) -> moe_plan.Shape:

@@ -72,6 +72,7 @@ def exchange(site: Site, work: Work) -> tuple[list[dict[str, Any]], dict[tuple[s
         results.append(checks.result_of(site.kubelet.logs(NAMESPACE, name, CONTAINER), name))
     results.sort(key=lambda result: int(result["rank"]))
     checks.check_results(results, work)
+    site.show.note(pace(results, work))
     shared = memory.check_apart(list(seen.values()), list(agents.values()))
     if len(seen) < work.world_size or not shared:
         raise Wrong(f"looked at the memory of {len(seen)} ranks, {shared} files shared with agents")
@@ -80,6 +81,20 @@ def exchange(site: Site, work: Work) -> tuple[list[dict[str, Any]], dict[tuple[s
         "none of another's, and no code of the agent"
     )
     return results, sampler.carried()
+
+
+def pace(results: list[dict[str, Any]], work: Work) -> str:
+    """How fast it went, by the ranks' own clocks."""
+    seconds = max(result["exchange_seconds"] for result in results)
+    commands = sum(result["commands"] for result in results)
+    verified = sum(result["bytes_verified"] for result in results)
+    barriers = max(result["barrier_seconds"] for result in results)
+    return (
+        f"{work.iterations} × dispatch and combine of {work.tokens} tokens a rank in "
+        f"{seconds:.2f} s: {commands / seconds:,.0f} commands/s, "
+        f"{verified:,} bytes verified by the ranks\n"
+        f"{work.barriers:,} barriers in {barriers:.2f} s"
+    )
 
 
 def look_at_memory(

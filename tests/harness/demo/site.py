@@ -27,7 +27,7 @@ NODES = 4
 FABRIC = "moe"
 RELEASE = "epfabric"
 LABEL = "epfabric.io/demo"
-READY_SECONDS = 120
+READY_SECONDS = 100
 GONE_SECONDS = 90.0
 IMAGES = {name: [name] for name in ("epfabric-operator", "epfabric-agent")}
 
