@@ -90,7 +90,7 @@ def pace(results: list[dict[str, Any]], work: Work) -> str:
     verified = sum(result["bytes_verified"] for result in results)
     barriers = max(result["barrier_seconds"] for result in results)
     return (
-        f"{work.iterations} × dispatch and combine of {work.tokens} tokens a rank in "
+        f"{work.iterations} rounds of dispatch and combine of {work.tokens} tokens a rank in "
         f"{seconds:.2f} s: {commands / seconds:,.0f} commands/s, "
         f"{verified:,} bytes verified by the ranks\n"
         f"{work.barriers:,} barriers in {barriers:.2f} s"
