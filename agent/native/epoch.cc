@@ -21,7 +21,6 @@ Epoch::Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
       sessions_(std::move(local)) {
   place_ranks();
   place_sessions(remote_);
-  for (const auto& session : sessions_) reachable_.push_back(session.get());
 }
 
 // Every rank is on exactly one node, and all local sessions are on one.
@@ -55,14 +54,22 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
   proxies_.resize(world());
   extents_.resize(world());
   targets_.resize(world());
+  const auto require_like_ours = [&shape](const auto& other, uint32_t rank) {
+    if (other.world == shape.world && other.rings == shape.rings && other.signals == shape.signals)
+      return;
+    throw NativeError(of_rank(rank) +
+                      " has another world size, or another number of rings or signals: the "
+                      "same settings must hold for every rank");
+  };
   for (const auto& session : sessions_) {
     const uint32_t rank = session->shape().rank;
     if (node_of_[rank] != node_)
       throw NativeError(of_rank(rank) + " has a session here but is elsewhere");
+    require_like_ours(session->shape(), rank);
     if (targets_[rank].segments != nullptr) throw NativeError(of_rank(rank) + " has two sessions");
     targets_[rank] = {&session->segments(), &session->regions()};
     proxies_[rank] = static_cast<uint32_t>(session->proxies().size());
-    for (const Region& region : session->regions()) extents_[rank].push_back(region.extent);
+    extents_[rank] = session->extents();
     for (const auto& proxy : session->proxies()) local_proxies_.push_back(proxy.get());
   }
   for (uint32_t rank = 0; rank < world(); ++rank) {
@@ -70,11 +77,7 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
     const SessionBlob& blob = remote[rank];
     if (blob.proxies.empty())
       throw NativeError("the description of " + of_rank(rank) + " is missing");
-    if (blob.world != shape.world || blob.rings != shape.rings || blob.signals != shape.signals) {
-      throw NativeError(of_rank(rank) +
-                        " has another world size, or another number of rings or signals: the "
-                        "same settings must hold on every node");
-    }
+    require_like_ours(blob, rank);
     proxies_[rank] = static_cast<uint32_t>(blob.proxies.size());
     extents_[rank] = blob.regions;
   }
@@ -121,6 +124,12 @@ void Epoch::fail(Event event, bool quiet) {
     platform::store_release(&session->segments().header()->abort, 1);  // partner: AbortWords::set()
   }
   if (!quiet) events_.push(std::move(event));
+}
+
+void Epoch::reach(Session* session) {
+  const std::lock_guard lock(mutex_);
+  reachable_.push_back(session);
+  if (failed()) platform::store_release(&session->segments().header()->abort, 1);
 }
 
 void Epoch::forget(const Session* session) {

@@ -67,6 +67,8 @@ class Epoch {
   // The epoch is over: sets the abort word of every local session, once. The first reason stands;
   // an event tells Python unless `quiet`.
   void fail(Event event, bool quiet = false);
+  // The session takes part: fail() sets its abort word, at once if the epoch has failed already.
+  void reach(Session* session);
   // The session's memory is about to go: fail() no longer touches it.
   void forget(const Session* session);
   const std::vector<std::shared_ptr<Session>>& sessions() const { return sessions_; }

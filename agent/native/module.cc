@@ -173,9 +173,17 @@ void bind_session(nb::module_& module) {
       .def_prop_ro("group", &Session::group)
       .def_prop_ro("pod_fd", [](const Session& self) { return self.segments().pod_fd(); })
       .def_prop_ro("agent_fd", [](const Session& self) { return self.segments().agent_fd(); })
-      .def_prop_ro("region_bytes", &Session::region_bytes)
+      .def_prop_ro("region_bytes", &Session::region_bytes, Unlocked())
       .def("register_memfd", &Session::register_memfd, "fd"_a, "bytes"_a, Unlocked())
-      .def("describe", [](const Session& self) { return to_bytes(encode(self.describe())); })
+      .def("describe",
+           [](const Session& self) {
+             std::vector<std::byte> blob;
+             {
+               const nb::gil_scoped_release unlocked;
+               blob = encode(self.describe());
+             }
+             return to_bytes(blob);
+           })
       .def("endpoints",
            [](const Session& self) {
              nb::list out;

@@ -1,6 +1,7 @@
 // A session's life: open, register, join an epoch, drain, close.
 #include "session.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace epfabric::agent {
@@ -39,16 +40,34 @@ Session::~Session() {
 void Session::require_open() const {
   if (closed_)
     throw NativeError("the session of rank " + std::to_string(shape().rank) + " is closed");
+  if (half_registered_) {
+    throw NativeError("a registration of rank " + std::to_string(shape().rank) +
+                      " failed half-way: close the session and open a new session");
+  }
+}
+
+std::vector<Extent> Session::extents() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  std::vector<Extent> out;
+  for (const Region& region : regions_) out.push_back(region.extent);
+  return out;
+}
+
+uint64_t Session::region_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return used_bytes();
 }
 
 RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
   require_open();
   if (epoch_) throw NativeError("regions are registered before the group's epoch opens");
   if (regions_.size() == kMaxRegions) {
     throw NativeError("a rank has at most " + std::to_string(kMaxRegions) +
                       " regions: use larger ones");
   }
-  const uint64_t offset = align_region(region_bytes());
+  const uint64_t offset = align_region(used_bytes());
   uint64_t used = 0;
   for (const Region& region : regions_) used += region.memory.bytes();
   if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
@@ -61,6 +80,7 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
     throw NativeError("a rank's regions end below 64 GiB: register less");
   }
   regions_.push_back(map_region(fd, bytes, offset));
+  half_registered_ = true;
   for (const auto& proxy : proxies_) {
     Request request;
     request.kind = Request::Kind::kAddRegion;
@@ -68,10 +88,12 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
     proxy->run(request);
     keys_[proxy->index()].push_back(request.key);
   }
+  half_registered_ = false;
   return {static_cast<uint32_t>(regions_.size() - 1), offset, bytes};
 }
 
 SessionBlob Session::describe() const {
+  const std::lock_guard lock(mutex_);
   require_open();
   SessionBlob blob;
   blob.rank = shape().rank;
@@ -88,19 +110,23 @@ SessionBlob Session::describe() const {
 bool Session::drain(uint64_t timeout_ns) const {
   const uint64_t begin = platform::clock_ns();
   for (;;) {
-    require_open();
-    bool idle = true;
-    for (const auto& ring : rings_) idle = idle && ring->idle();
-    if (idle) return true;
+    {
+      const std::lock_guard lock(mutex_);
+      require_open();
+      if (std::all_of(rings_.begin(), rings_.end(), [](const auto& ring) { return ring->idle(); }))
+        return true;
+    }
     if (platform::clock_ns() - begin > timeout_ns) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
 void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
+  const std::lock_guard lock(mutex_);
   require_open();
   if (epoch_) throw NativeError("a session takes part in one epoch only: open a new session");
   epoch_ = epoch;
+  epoch->reach(this);
   for (uint32_t rank = 0; rank < epoch->world(); ++rank) {
     nodes_[rank].store(epoch->node_of(rank), std::memory_order_relaxed);
   }
@@ -141,7 +167,7 @@ void Session::stop(uint64_t timeout_ns) {
 }
 
 void Session::close(uint64_t timeout_ns) {
-  const std::lock_guard lock(closing_);
+  const std::lock_guard lock(mutex_);
   if (closed()) return;
   if (epoch_) epoch_->leave(shape().rank);
   stop(timeout_ns);

@@ -1,5 +1,5 @@
 // One rank of one pod: its segments, regions, rings and proxies. Made by Core::open_session(),
-// driven from Python through module.cc.
+// driven from Python through module.cc. Any thread may call, also while another one closes it.
 #pragma once
 
 #include <memory>
@@ -53,14 +53,15 @@ class Session {
   const std::vector<Region>& regions() const { return regions_; }
   const std::vector<std::unique_ptr<Proxy>>& proxies() const { return proxies_; }
   const std::vector<std::unique_ptr<Ring>>& rings() const { return rings_; }
-  const std::shared_ptr<Epoch>& epoch() const { return epoch_; }
-  uint64_t region_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
+  std::vector<Extent> extents() const;
+  uint64_t region_bytes() const;
   // Where ranks are; 0 before the epoch. Counters are read at any time, so these are atomic.
   uint32_t node_of(uint32_t rank) const { return nodes_[rank].load(std::memory_order_relaxed); }
   bool is_local(uint32_t rank) const { return node_of(rank) == node_of(shape().rank); }
 
  private:
   void require_open() const;
+  uint64_t used_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
 
   const uint64_t group_;
   const uint64_t quota_bytes_;
@@ -71,7 +72,8 @@ class Session {
   std::vector<std::unique_ptr<Proxy>> proxies_;
   std::shared_ptr<Epoch> epoch_;
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
-  std::mutex closing_;                        // one close() at a time
+  mutable std::mutex mutex_;  // whoever changes the session, or looks at what close() takes away
+  bool half_registered_ = false;  // some proxies lack a region
   std::atomic<bool> closed_{false};
 };
 

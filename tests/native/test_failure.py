@@ -179,6 +179,20 @@ def test_descriptions_of_another_rank_or_with_other_settings_are_refused() -> No
         each.close()
 
 
+@pytest.mark.parametrize("changed", [{"signals": 64}, {"rings": 4}])
+def test_local_sessions_of_unequal_settings_are_refused(changed: dict[str, int]) -> None:
+    """The fabric's settings may change between two hellos; each would write past the other."""
+    core = _native.Core(address="", provider="")
+    shape = {"group": 1, "world": 2, "rings": 2, "depth": 16, "signals": 1, "cpus": [-1]}
+    sessions = [
+        core.open_session(**{**shape, "rank": rank, **(changed if rank else {})})  # type: ignore[arg-type]
+        for rank in (0, 1)
+    ]
+    with pytest.raises(_native.NativeError, match="rank 1 has another world size, or another"):
+        core.open_epoch(1, 1, sessions, [], 0, [[0, 1]], 1000)
+    core.close()
+
+
 def test_a_pod_that_gives_up_but_lives_on_ends_the_epoch() -> None:
     with Group([[0, 1]], provider="") as group:
         np.frombuffer(group.pods[1].pod_map, dtype=np.uint64)[

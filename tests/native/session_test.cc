@@ -1,0 +1,101 @@
+// A session that ends while others still use it: in an epoch that is being put together, in a
+// drain, after a registration that did not succeed.
+#include "session.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+
+#include <thread>
+
+#include "core.h"
+
+using namespace epfabric;
+using namespace epfabric::agent;
+
+namespace {
+
+constexpr uint64_t kLimitNs = 60'000'000'000;
+constexpr uint64_t kBytes = 65536;
+
+std::shared_ptr<Session> open(Core& core, uint32_t rank, uint32_t world) {
+  return core.open_session({1, {rank, world, 2, 16, 4}, {-1, -1}, kBytes});
+}
+
+FileDescriptor region_fd() {
+  FileDescriptor fd(::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const std::vector<std::byte> zeros(kBytes);
+  REQUIRE(::write(fd.get(), zeros.data(), kBytes) == ssize_t{kBytes});
+  return fd;
+}
+
+}  // namespace
+
+TEST_CASE("a session that closed before it joined is not touched when its epoch fails") {
+  Core core{CoreSettings{}};
+  Events events;
+  const auto first = open(core, 0, 2);
+  const auto second = open(core, 1, 2);
+  const auto stats = std::make_shared<BarrierStats>(5);
+  const auto epoch =
+      std::make_shared<Epoch>(EpochPlan{1, 1, 0, kLimitNs, {{0, 1}}}, std::vector{first, second},
+                              std::vector<SessionBlob>(2), stats, events);
+  first->join_epoch(epoch);
+  second->close(kLimitNs);
+  CHECK_THROWS_AS(second->join_epoch(epoch), NativeError);
+  epoch->fail({"failed", 1, -1, {}, "the test says so"});
+  CHECK(first->segments().header()->abort == 1);
+  core.close();
+}
+
+TEST_CASE("a session that joins an epoch that has failed already is told at once") {
+  Core core{CoreSettings{}};
+  Events events;
+  const auto session = open(core, 0, 1);
+  const auto stats = std::make_shared<BarrierStats>(5);
+  const auto epoch =
+      std::make_shared<Epoch>(EpochPlan{1, 1, 0, kLimitNs, {{0}}}, std::vector{session},
+                              std::vector<SessionBlob>(1), stats, events);
+  epoch->fail({"failed", 1, -1, {}, "the test says so"});
+  session->join_epoch(epoch);
+  CHECK(session->segments().header()->abort == 1);
+  core.close();
+}
+
+TEST_CASE("drains, descriptions and registrations end with an error when their session closes") {
+  Core core{CoreSettings{}};
+  for (int i = 0; i < 50; ++i) {
+    const auto session = open(core, 0, 1);
+    const FileDescriptor fd = region_fd();
+    std::atomic<int> begun{0};
+    const auto until_closed = [&](auto&& call) {
+      begun += 1;
+      try {
+        for (;;) call();
+      } catch (const NativeError&) {
+      }
+    };
+    std::thread drain([&] { until_closed([&] { (void)session->drain(0); }); });
+    std::thread describe([&] { until_closed([&] { (void)session->describe(); }); });
+    std::thread add([&] {
+      try {
+        session->register_memfd(fd.get(), kBytes);
+      } catch (const NativeError&) {
+      }
+    });
+    while (begun < 2) std::this_thread::yield();
+    session->close(kLimitNs);
+    for (std::thread* thread : {&drain, &describe, &add}) thread->join();
+  }
+  core.close();
+}
+
+TEST_CASE("a session whose registration did not reach every proxy is not used any more") {
+  Core core{CoreSettings{}};
+  const auto session = open(core, 0, 1);
+  const FileDescriptor fd = region_fd();
+  session->stop(kLimitNs);  // so that no proxy takes the region
+  CHECK_THROWS_AS(session->register_memfd(fd.get(), kBytes), NativeError);
+  CHECK_THROWS_WITH_AS((void)session->describe(), doctest::Contains("open a new session"),
+                       NativeError);
+  core.close();
+}
