@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from epfabric_crds import names
 from harness.cluster import Cluster
-from harness.demo import ranks, site
+from harness.demo import ranks, refusals, site
 from harness.demo.checks import Work
 from harness.demo.show import Show
 from harness.demo.site import FABRIC, Site
@@ -138,21 +138,12 @@ def test_a_pod_that_names_a_deleted_fabric_is_refused(running: Site) -> None:
         pass
     objects = (site.EXAMPLES / "moe-job.yaml").read_text()
     running.kubectl("apply", "-f", "-", stdin=objects.partition("---")[0])
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": "late",
-            "namespace": ranks.NAMESPACE,
-            "annotations": {names.FABRIC_ANNOTATION: FABRIC},
-        },
-        "spec": {"containers": [{"name": "late", "image": "none"}]},
-    }
     try:
-        done = running.cluster.try_kubectl("create", "-f", "-", stdin=json.dumps(pod))
+        done = running.cluster.try_kubectl(
+            "create", "-f", "-", stdin=json.dumps(refusals.template())
+        )
         assert done.returncode != 0
-        assert FABRIC in done.stderr
-        assert "epfabric" in done.stderr
+        assert f"no EPFabric {FABRIC}" in done.stderr
     finally:
         running.kubectl("delete", "namespace", ranks.NAMESPACE, "--timeout=60s")
 

@@ -111,11 +111,12 @@ def run_ranks(processes: Processes, folder: Path, work: Work) -> list[dict[str, 
             [
                 sys.executable,
                 EXAMPLES / "moe_rank.py",
-                f"--socket={socket_of(folder, node_of[rank])}",
+                f"--socket={socket_of(folder, node_of[rank]).relative_to(folder)}",
                 f"--rank={rank}",
                 f"--world-size={work.world_size}",
                 *work.arguments(),
             ],
+            cwd=folder,  # a socket's path may be 107 bytes long, so it is a relative one
         )
         for rank in range(work.world_size)
     ]
