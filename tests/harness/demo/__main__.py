@@ -9,6 +9,7 @@ import argparse
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from harness.demo import builds, checks, ranks, refusals, site, without_kubernetes
@@ -29,6 +30,7 @@ def main() -> int:
     try:
         private_mounts()
         with Processes("epfabric-demo-") as processes:
+            tempfile.tempdir = str(processes.folder)  # libraries' files, too, are removed then
             try:
                 run(processes, small)
             except Exception:
