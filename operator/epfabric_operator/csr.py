@@ -7,6 +7,7 @@ the agents' account, and the node that its token is bound to.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -58,14 +59,38 @@ def is_open(csr: Mapping[str, Any]) -> bool:
     )
 
 
-def check(csr: Mapping[str, Any], namespace: str, fabric_of: Mapping[str, str]) -> AgentRequest:
-    """What to sign. `fabric_of` gives the fabric of each node. Raises Refused."""
+@dataclass(frozen=True)
+class AskingNode:
+    """What the cluster knows of the node that asks."""
+
+    fabric: str | None
+    addresses: frozenset[Address]
+
+
+def asking_node(csr: Mapping[str, Any]) -> str | None:
+    """Name of the one node that the asking token is bound to."""
+    bound = (csr["spec"].get("extra") or {}).get(names.NODE_NAME_EXTRA) or []
+    return str(bound[0]) if len(bound) == 1 else None
+
+
+def node_facts(node: Mapping[str, Any]) -> AskingNode:
+    """From the Node object; addresses that are host names are left out."""
+    found = set()
+    for entry in (node.get("status") or {}).get("addresses") or ():
+        with contextlib.suppress(ValueError):
+            found.add(ipaddress.ip_address(entry["address"]))
+    labels = node["metadata"].get("labels") or {}
+    return AskingNode(labels.get(names.FABRIC_LABEL), frozenset(found))
+
+
+def check(csr: Mapping[str, Any], namespace: str, node: AskingNode | None) -> AgentRequest:
+    """What to sign. `node` is the one that `asking_node` names. Raises Refused."""
     spec = csr["spec"]
     account = f"system:serviceaccount:{namespace}:{names.AGENT_ACCOUNT}"
     if spec.get("username") != account:
         raise Refused("WrongAccount", f"only {account} may ask, not {spec.get('username')}")
-    bound = (spec.get("extra") or {}).get(names.NODE_NAME_EXTRA) or []
-    if len(bound) != 1:
+    bound = asking_node(csr)
+    if bound is None:
         raise Refused(
             "NoNode", "the token is not bound to a pod on a node: use the pod's own token"
         )
@@ -73,12 +98,20 @@ def check(csr: Mapping[str, Any], namespace: str, fabric_of: Mapping[str, str]) 
     if usages - USAGES or not {"client auth", "server auth"} <= usages:
         raise Refused("WrongUsages", f"usages must be {', '.join(sorted(USAGES))}")
     request = _parse(spec.get("request") or "", spec.get("expirationSeconds"))
-    if request.node != bound[0]:
-        text = f"the token is bound to node {bound[0]}, the certificate would name {request.node}"
+    if request.node != bound:
+        text = f"the token is bound to node {bound}, the certificate would name {request.node}"
         raise Refused("WrongNode", text)
-    if fabric_of.get(request.node) != request.fabric:
+    if node is None or node.fabric != request.fabric:
         text = f"node {request.node} does not belong to fabric {request.fabric}"
         raise Refused("WrongFabric", text)
+    strange = [str(address) for address in request.addresses if address not in node.addresses]
+    if strange:
+        text = (
+            f"{', '.join(strange)} is no address of node {request.node}, which has"
+            f" {', '.join(sorted(map(str, node.addresses))) or 'none'}: start the agent with"
+            " --address set to one of them"
+        )
+        raise Refused("WrongAddress", text)
     return request
 
 

@@ -10,9 +10,16 @@ from epfabric_crds import names
 
 from epfabric_operator import paths
 from epfabric_operator.authority import Authority, make_authority
-from epfabric_operator.csr import Refused, check, is_open
+from epfabric_operator.csr import (
+    AskingNode,
+    Refused,
+    asking_node,
+    check,
+    is_open,
+    node_facts,
+)
 from epfabric_operator.events import EventWriter
-from epfabric_operator.kube import METADATA, ApiError, Kube, Object
+from epfabric_operator.kube import ApiError, Kube, Object
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +79,7 @@ class Signer:
         if csr is None or not is_open(csr):
             return
         try:
-            request = check(csr, self._namespace, self._fabric_of(csr))
+            request = check(csr, self._namespace, self._node_of(csr))
         except Refused as refusal:
             self._deny(csr, refusal)
             return
@@ -85,15 +92,11 @@ class Signer:
         self._kube.replace(f"{paths.csr(name)}/status", csr)
         log.info("signed the certificate of node %s, fabric %s", request.node, request.fabric)
 
-    def _fabric_of(self, csr: Object) -> dict[str, str]:
-        """The label of the asking node, read now: the node may have been assigned a moment ago."""
-        found = {}
-        for node in (csr["spec"].get("extra") or {}).get(names.NODE_NAME_EXTRA) or ():
-            meta = self._kube.get(paths.node(node), accept=METADATA)
-            label = ((meta or {}).get("metadata", {}).get("labels") or {}).get(names.FABRIC_LABEL)
-            if label:
-                found[node] = label
-        return found
+    def _node_of(self, csr: Object) -> AskingNode | None:
+        """The asking node, read now: it may have been assigned a moment ago."""
+        name = asking_node(csr)
+        found = self._kube.get(paths.node(name)) if name else None
+        return node_facts(found) if found else None
 
     def _deny(self, csr: Object, refusal: Refused) -> None:
         name = csr["metadata"]["name"]

@@ -36,6 +36,7 @@ class Stand:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.prefix = f"c{uuid.uuid4().hex[:6]}"
+        self.addresses: dict[str, str] = {}  # of each node that was made, in the order of making
         self._nodes: set[str] = set()
         self._agents: set[str] = set()
         self._over = threading.Event()
@@ -91,8 +92,10 @@ class Stand:
         labels = {"contract": group, "kubernetes.io/hostname": name}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        self.addresses.setdefault(name, f"127.0.4.{len(self.addresses) + 1}")
         status = {
             "status": {
+                "addresses": [{"type": "InternalIP", "address": self.addresses[name]}],
                 "conditions": [
                     {
                         "type": "Ready",

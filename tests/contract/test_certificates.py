@@ -35,16 +35,17 @@ class Site:
         default_factory=lambda: ec.generate_private_key(ec.SECP256R1())
     )
 
-    def pem(self, node: str, fabric: str, key: Any = None, extra: str | None = None) -> bytes:
+    def pem(self, node: str, fabric: str, key: Any = None, **more: str) -> bytes:
+        """A request; `more` may name another `address`, or an `extra` DNS name."""
         subject = x509.Name(
             [x509.NameAttribute(NameOID.COMMON_NAME, names.COMMON_NAME_PREFIX + node)]
         )
         alternatives: list[x509.GeneralName] = [
             x509.DNSName(names.agent_dns_name(node, fabric)),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.IPAddress(ipaddress.ip_address(more.get("address", self.stand.addresses[node]))),
         ]
-        if extra:
-            alternatives.append(x509.DNSName(extra))
+        if "extra" in more:
+            alternatives.append(x509.DNSName(more["extra"]))
         builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         signed = builder.sign(key or self.key, hashes.SHA256())
@@ -132,6 +133,7 @@ def test_an_agents_own_request_is_signed_by_the_published_authority(
         ("stranger", "WrongAccount"),
         ("administrator", "WrongAccount"),
         ("second-name", "WrongNames"),
+        ("other-address", "WrongAddress"),
         ("weak-key", "WeakKey"),
         ("signs-code", "WrongUsages"),
     ],
@@ -148,6 +150,11 @@ def test_anything_else_is_denied_with_its_reason(
         "administrator": (good, site.stand.cluster.kubeconfig, USAGES),
         "second-name": (
             site.pem(site.node, site.fabric, extra="kubernetes.default.svc"),
+            site.kubeconfig,
+            USAGES,
+        ),
+        "other-address": (
+            site.pem(site.node, site.fabric, address=site.stand.addresses[site.other]),
             site.kubeconfig,
             USAGES,
         ),

@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from epfabric_crds import names
 from epfabric_operator.authority import make_authority
-from epfabric_operator.csr import Refused, check, is_open
+from epfabric_operator.csr import AskingNode, Refused, asking_node, check, is_open, node_facts
 
 NAMESPACE = "epfabric-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:epfabric-agent"
 USAGES = ["digital signature", "key encipherment", "client auth", "server auth"]
 NOW = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
+NODE = AskingNode("moe", frozenset(map(ipaddress.ip_address, ["10.0.0.1", "fd00::1"])))
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
@@ -71,6 +72,8 @@ def request(body: bytes | None = None, **spec: Any) -> dict[str, Any]:
         (request(pem(dns=("n1.moe.agents.epfabric.io", "x.example.org"))), "WrongNames"),
         (request(pem(addresses=())), "WrongNames"),
         (request(pem(addresses=tuple(f"10.0.0.{i}" for i in range(5)))), "WrongNames"),
+        (request(pem(addresses=("10.0.0.2",))), "WrongAddress"),
+        (request(pem(addresses=("10.0.0.1", "10.0.0.2"))), "WrongAddress"),
         (request(pem(uri="spiffe://x")), "WrongNames"),
         (request(pem(common_name="epfabric:agent:n2")), "WrongSubject"),
         (request(pem(key=rsa.generate_private_key(65537, 1024))), "WeakKey"),
@@ -78,7 +81,7 @@ def request(body: bytes | None = None, **spec: Any) -> dict[str, Any]:
 )
 def test_is_refused(csr: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused) as caught:
-        check(csr, NAMESPACE, {"n1": "moe", "n2": "moe"})
+        check(csr, NAMESPACE, NODE)
     assert caught.value.reason == reason
 
 
@@ -86,7 +89,7 @@ def test_is_refused(csr: dict[str, Any], reason: str) -> None:
     ("asked", "granted"), [(None, 86400), (3600, 3600), (1, 600), (10**9, 86400)]
 )
 def test_what_is_signed_is_what_was_checked(asked: int | None, granted: int) -> None:
-    found = check(request(expirationSeconds=asked), NAMESPACE, {"n1": "moe"})
+    found = check(request(expirationSeconds=asked), NAMESPACE, NODE)
     authority = make_authority(NOW)
     certificate = x509.load_pem_x509_certificate(authority.sign(found, NOW))
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate))
@@ -97,12 +100,43 @@ def test_what_is_signed_is_what_was_checked(asked: int | None, granted: int) -> 
     assert [str(a) for a in alternatives.value.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
 
 
+@pytest.mark.parametrize("address", ["10.0.0.1", "fd00:0::1"])
+def test_each_address_of_the_node_may_stand_in_its_certificate(address: str) -> None:
+    found = check(request(pem(addresses=(address,))), NAMESPACE, NODE)
+    assert found.addresses == (ipaddress.ip_address(address),)
+
+
+def test_a_refused_address_names_those_that_would_do() -> None:
+    with pytest.raises(Refused, match=r"10\.9\.9\.9 is no address of node n1.*10\.0\.0\.1"):
+        check(request(pem(addresses=("10.9.9.9",))), NAMESPACE, NODE)
+
+
+def test_a_node_that_is_gone_or_reports_nothing_gets_no_certificate() -> None:
+    with pytest.raises(Refused, match="does not belong"):
+        check(request(), NAMESPACE, None)
+    with pytest.raises(Refused, match="which has none"):
+        check(request(), NAMESPACE, AskingNode("moe", frozenset()))
+
+
+def test_a_nodes_facts_are_its_label_and_its_ip_addresses() -> None:
+    addresses = [
+        {"type": "InternalIP", "address": "10.0.0.1"},
+        {"type": "InternalIP", "address": "fd00::1"},
+        {"type": "Hostname", "address": "n1"},
+    ]
+    labelled = {"labels": {names.FABRIC_LABEL: "moe"}}
+    assert node_facts({"metadata": labelled, "status": {"addresses": addresses}}) == NODE
+    assert node_facts({"metadata": {}}) == AskingNode(None, frozenset())
+    assert asking_node(request()) == "n1"
+    assert asking_node(request(extra={names.NODE_NAME_EXTRA: ["n1", "n2"]})) is None
+
+
 def test_a_node_with_dots_is_told_from_its_fabric() -> None:
     csr = request(
         pem(dns=("a.b.c.moe.agents.epfabric.io",), common_name="epfabric:agent:a.b.c"),
         extra={names.NODE_NAME_EXTRA: ["a.b.c"]},
     )
-    found = check(csr, NAMESPACE, {"a.b.c": "moe"})
+    found = check(csr, NAMESPACE, NODE)
     assert (found.node, found.fabric) == ("a.b.c", "moe")
 
 
