@@ -140,7 +140,7 @@ class Kube:
                             status.get("code", 500), status.get("reason", ""), status["message"]
                         )
                     yield event
-        except urllib3.exceptions.HTTPError as error:
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ApiError(0, "Disconnected", f"watch of {path} broke: {error}") from error
         finally:
             response.close()
@@ -159,7 +159,7 @@ class Kube:
         try:
             loaded: Object = json.loads(response.data)
             return loaded
-        except urllib3.exceptions.HTTPError as error:
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ApiError(0, "Disconnected", f"{method} {path} broke: {error}") from error
         finally:
             response.release_conn()
@@ -177,21 +177,22 @@ class Kube:
         headers = {"Accept": accept}
         if content_type:
             headers["Content-Type"] = content_type
-        verb, url, headers, body, _ = self._api.param_serialize(
-            method=method,
-            resource_path=path,
-            query_params=list((query or {}).items()),
-            header_params=headers,
-            body=body,
-            auth_settings=["BearerToken"],
-        )
         try:
+            # Reads the service account's token, which may be away for a moment.
+            verb, url, headers, body, _ = self._api.param_serialize(
+                method=method,
+                resource_path=path,
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
             wrapped = self._api.call_api(verb, url, headers, body, _request_timeout=timeout)
             response: urllib3.BaseHTTPResponse = wrapped.response
             if response.status >= 300:
                 raise _refusal(response)
             return response
-        except urllib3.exceptions.HTTPError as error:
+        except (urllib3.exceptions.HTTPError, client.ApiException, OSError) as error:
             host = self._api.configuration.host
             raise ApiError(0, "Unreachable", f"no answer from {host}: {error}") from error
 

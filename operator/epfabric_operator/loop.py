@@ -56,14 +56,22 @@ class Loop:
             world = self._reconciler.observe()
         except ApiError as error:
             log.warning("cannot read the cluster: %s; trying again", error)
-            for work in works:
-                self._worklist.failed(work)
+            self._again(works)
+            return
+        except Exception:
+            # One object that cannot be read must not end the operator.
+            log.exception("cannot understand the cluster; trying again")
+            self._again(works)
             return
         if EVERYTHING in works:
             self._worklist.done(EVERYTHING)
             works = [Work("fabric", name) for name in names_to_visit(world)]
         for work in sorted(works):
             self._try(work, partial(self._reconciler.reconcile, work.name, world))
+
+    def _again(self, works: list[Work]) -> None:
+        for work in works:
+            self._worklist.failed(work)
 
     def _try(self, work: Work, act: Callable[[], None]) -> None:
         try:
