@@ -61,7 +61,8 @@ namespace detail {
 
 inline Refusal check_destination(const SessionView& view, const Write& write) {
   if (write.rank >= view.world) return Refusal::kRankOutOfGroup;
-  if (view.left[write.rank].load(std::memory_order_acquire)) return Refusal::kRankLeft;
+  // Partner: Epoch::leave(), as in Epoch::left().
+  if (view.left[write.rank].load(std::memory_order_seq_cst)) return Refusal::kRankLeft;
   return Refusal::kNone;
 }
 

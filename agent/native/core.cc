@@ -164,6 +164,13 @@ std::shared_ptr<Epoch> Core::require(uint64_t group) const {
   return epoch;
 }
 
+// Another thread may have removed it before, and opened the group's next one.
+void Core::remove(const std::shared_ptr<Epoch>& epoch) {
+  const std::lock_guard lock(mutex_);
+  const auto found = epochs_.find(epoch->plan().group);
+  if (found != epochs_.end() && found->second == epoch) epochs_.erase(found);
+}
+
 void Core::start_epoch(uint64_t group) {
   const auto epoch = require(group);
   if (epoch->failed()) throw NativeError("the epoch has failed: " + epoch->failure());
@@ -175,8 +182,7 @@ void Core::fail_epoch(uint64_t group, const std::string& reason) {
   if (!epoch) return;
   epoch->fail({"failed", group, -1, {}, reason}, true);
   for (const auto& session : epoch->sessions()) session->stop(kStopNs);
-  const std::lock_guard lock(mutex_);
-  epochs_.erase(group);
+  remove(epoch);
 }
 
 void Core::rank_left(uint64_t group, uint32_t rank) {
@@ -191,8 +197,7 @@ void Core::close_epoch(uint64_t group) {
   const auto epoch = find(group);
   if (!epoch) return;
   for (const auto& session : epoch->sessions()) session->stop(kStopNs);
-  const std::lock_guard lock(mutex_);
-  epochs_.erase(group);
+  remove(epoch);
 }
 
 std::string Core::failure(uint64_t group) const {

@@ -51,6 +51,7 @@ class Core {
  private:
   std::shared_ptr<Epoch> find(uint64_t group) const;
   std::shared_ptr<Epoch> require(uint64_t group) const;
+  void remove(const std::shared_ptr<Epoch>& epoch);
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);

@@ -111,7 +111,7 @@ BarrierPlan Epoch::barrier_plan() const {
 
 void Epoch::leave(uint32_t rank) {
   if (rank >= world()) throw NativeError(of_rank(rank) + " is not in the group");
-  if (left_[rank].exchange(1, std::memory_order_acq_rel) == 0) {
+  if (left_[rank].exchange(1, std::memory_order_seq_cst) == 0) {
     departed_.fetch_add(1, std::memory_order_acq_rel);
   }
 }

@@ -62,7 +62,9 @@ class Epoch {
   std::string failure() const;
 
   void leave(uint32_t rank);
-  bool left(uint32_t rank) const { return left_[rank].load(std::memory_order_acquire) != 0; }
+  // Partner: leave(). Sequentially consistent, with Proxy::pass(): a turn that begins after the
+  // rank left sees that it did.
+  bool left(uint32_t rank) const { return left_[rank].load(std::memory_order_seq_cst) != 0; }
 
   // The epoch is over: sets the abort word of every local session, once. The first reason stands;
   // an event tells Python unless `quiet`.

@@ -33,13 +33,13 @@ class Histogram {
     raise(max_, ns);
     lower(min_, ns);
     if (ns == 0) {
-      zeros_.fetch_add(1, std::memory_order_relaxed);
+      zeros_.fetch_add(1, std::memory_order_release);  // partner: snapshot(), as the buckets'
       return;
     }
     const int last = static_cast<int>(buckets_.size()) - 1;
     const int at = index_of(ns, scale_) - offset();
     const int bucket = at < 0 ? 0 : (at > last ? last : at);
-    buckets_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+    buckets_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_release);
   }
 
   struct Snapshot {
@@ -48,13 +48,14 @@ class Histogram {
     std::vector<uint64_t> buckets;  // trimmed at both ends
   };
 
-  // Consistent in itself: `count` is the sum of what the buckets say.
+  // Consistent in itself: `count` is the sum of what the buckets say, and sum, least and most hold
+  // at least what is counted.
   Snapshot snapshot() const {
     Snapshot out;
     out.scale = scale_;
-    out.zero_count = out.count = zeros_.load(std::memory_order_relaxed);
+    out.zero_count = out.count = zeros_.load(std::memory_order_acquire);
     std::vector<uint64_t> all;
-    for (const auto& bucket : buckets_) all.push_back(bucket.load(std::memory_order_relaxed));
+    for (const auto& bucket : buckets_) all.push_back(bucket.load(std::memory_order_acquire));
     size_t first = 0, end = all.size();
     while (first < end && all[first] == 0) ++first;
     while (end > first && all[end - 1] == 0) --end;

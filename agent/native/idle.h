@@ -3,6 +3,7 @@
 // Used by loop.h only.
 #pragma once
 
+#include <epfabric/platform.h>
 #include <poll.h>
 #include <sched.h>
 #include <time.h>
@@ -33,7 +34,7 @@ class Idle {
   void wait(uint64_t now_ns, bool active, ProxyCount& count, Block&& block) {
     turns_ += 1;
     if (turns_ <= spins_ / 2) {
-      __builtin_ia32_pause();
+      platform::spin_hint();
       return;
     }
     if (mode_ == IdleMode::kSpin || turns_ <= spins_) {

@@ -73,6 +73,7 @@ class Loop {
   std::shared_ptr<Epoch> epoch_;
   SessionView view_;
   uint64_t now_ns_ = 0;
+  uint64_t turn_bytes_ = 0;
   uint64_t beat_ns_ = 0;
   uint64_t heartbeat_ = 1;
   uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen

@@ -8,9 +8,14 @@
 
 namespace epfabric::agent {
 
+// What one turn posts, but for the command that passes it: same-node writes are copied here, and
+// the heartbeat and who ends a session wait for the turn's end.
+inline constexpr uint64_t kTurnBytes = 8u << 20;
+
 template <class Remote>
 uint32_t Loop<Remote>::serve_rings() {
   if (!epoch_ || !epoch_->running()) return 0;
+  turn_bytes_ = 0;
   const uint32_t batch = proxy_.settings_.drain_batch;
   const uint32_t control = serve_pass(true, batch);
   return control + serve_pass(false, batch - control);
@@ -42,12 +47,12 @@ uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
   return used;
 }
 
-// Posts the held command and takes further ones, until the ring is empty, busy, or the budget is
-// spent.
+// Posts the held command and takes further ones, until the ring is empty, busy, or a budget (of
+// commands or of bytes) is spent.
 template <class Remote>
 uint32_t Loop<Remote>::serve(Ring& ring, uint32_t budget) {
   uint32_t left = budget;
-  while (left > 0 && (ring.holding() || ring.take(view_, left))) {
+  while (left > 0 && turn_bytes_ < kTurnBytes && (ring.holding() || ring.take(view_, left))) {
     if (!advance(ring)) break;
     left -= 1;
   }
@@ -102,6 +107,7 @@ bool Loop<Remote>::post(To& to, Ring& ring, Held& held) {
     if (posted.pending) ring.add_part();
     held.posted_bytes += posted.bytes;
     count.bytes.add(posted.bytes);
+    turn_bytes_ += posted.bytes;
   }
   if (write.advance != 0) {
     uint64_t& value = signal_value(ring, write);

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <ctime>
+#include <system_error>
 
 #include "loop.h"
 #include "loop_commands.h"
@@ -35,7 +36,12 @@ Proxy::Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& set
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       destinations_(segments.shape().world) {
   if (wake_fd_.get() < 0) throw system_error("eventfd failed");
-  thread_ = std::thread([this] { main(); });
+  try {
+    thread_ = std::thread([this] { main(); });
+  } catch (const std::system_error& error) {
+    throw NativeError(std::string("a proxy's thread cannot be started (") + error.what() +
+                      "): raise the agent's limit of processes (pids)");
+  }
   std::unique_lock lock(mutex_);
   const bool known = changed_.wait_for(lock, kStartLimit, [this] { return ready_ || ended_; });
   std::string error = start_error_;

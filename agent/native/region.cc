@@ -3,7 +3,9 @@
 #include "region.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 namespace epfabric::agent {
 namespace {
@@ -23,6 +25,15 @@ void check_whole(int fd, uint64_t bytes) {
   if (hole < info.st_size || static_cast<uint64_t>(info.st_blocks) * 512 < bytes) {
     throw NativeError("the region's memfd has holes (first at byte " + std::to_string(hole) +
                       "): write to every page before registering it");
+  }
+}
+
+// Of huge pages the holes cannot be seen, and a fault in one may be a SIGBUS.
+void check_pages(int fd) {
+  struct statfs info{};
+  if (::fstatfs(fd, &info) != 0) throw system_error("the region's memfd cannot be examined");
+  if (info.f_type != TMPFS_MAGIC) {
+    throw NativeError("the region's memfd is not of ordinary pages: leave MFD_HUGETLB out");
   }
 }
 
@@ -48,6 +59,7 @@ Region map_region(int fd, uint64_t bytes, uint64_t offset) {
     throw NativeError("a region has a multiple of 4096 bytes, not " + std::to_string(bytes));
   }
   check_seals(fd);
+  check_pages(fd);
   check_whole(fd, bytes);
   Region region{Mapping(fd, bytes, "a region"), {offset, offset + bytes}};
   if (::fcntl(fd, F_ADD_SEALS, kWanted) != 0) {

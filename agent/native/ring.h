@@ -60,8 +60,9 @@ class Ring {
         return true;
       }
       const bool half = cas && op_of(second.lo) != Op::kCasSwap;
-      refuse(half ? Refusal::kHalfCas : checked.refusal);
-      if (cas && !half) refuse(checked.refusal);
+      note_refusal(half ? Refusal::kHalfCas : checked.refusal);
+      pass_over();
+      if (cas && !half) pass_over();  // one command, two slots
       budget -= 1;
     }
     return holding_;
@@ -115,9 +116,9 @@ class Ring {
     Op op = Op::kInvalid;
   };
 
-  void refuse(Refusal refusal) {
+  // The next slot asks for nothing (any more).
+  void pass_over() {
     window_[consumer_.next & (depth_ - 1)] = {0, Op::kInvalid};
-    note_refusal(refusal);
     consumer_.next += 1;
     taken_.store(consumer_.next, std::memory_order_release);
   }

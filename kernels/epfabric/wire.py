@@ -11,6 +11,8 @@ from epfabric import messages
 from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _RETRY_S = 0.1
+# BlockingIOError: the agent has not accepted the connections that came before.
+_NOT_YET = (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError)
 _IO_TIMEOUT_S = 10.0  # packets are small and go one at a time: only a stopped agent takes long
 R = TypeVar("R", bound=messages.Reply)
 
@@ -23,7 +25,7 @@ def open_socket(path: str, deadline: float) -> socket.socket:
             sock.settimeout(max(deadline - time.monotonic(), _RETRY_S))
             sock.connect(path)
             return sock
-        except (FileNotFoundError, ConnectionRefusedError, TimeoutError) as error:
+        except _NOT_YET as error:
             sock.close()
             if time.monotonic() + _RETRY_S > deadline:
                 raise Timeout(

@@ -114,7 +114,11 @@ TEST_CASE("a CAS is taken when both its slots are visible, whichever came first"
   at.slots[0] = {first.lo | kLapBit, first.hi | kLapBit};
   CHECK_FALSE(at.take());
   CHECK(at.ring.taken() == 2);
-  CHECK(at.ring.count().refused[static_cast<size_t>(Refusal::kUnsupported)].get() == 2);
+  CHECK(at.ring.count().refused[static_cast<size_t>(Refusal::kUnsupported)].get() == 1);
+  at.ring.retire();
+  CHECK(at.shared.completed == 2);
+  CHECK(at.shared.refused == 1);
+  CHECK(at.shared.last_refused_ticket == 0);
 }
 
 TEST_CASE("half a CAS is refused alone and what follows runs") {

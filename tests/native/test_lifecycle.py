@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -90,6 +92,50 @@ def test_a_core_that_is_dropped_without_close_ends_its_threads() -> None:
     del core
     del session
     until(lambda: threads() == before, "the proxies to end", 10)
+
+
+FEW_THREADS = """
+import os, resource
+from epfabric_agent import _native
+core = _native.Core(address="", provider="")
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+os.setresuid(64321, 64321, 64321)
+before = len(os.listdir("/proc/self/fd"))
+try:
+    core.open_session(group=1, rank=0, world=1, rings=1, depth=16, signals=1, cpus=[-1])
+except _native.NativeError as error:
+    assert "thread" in str(error), error
+    assert len(os.listdir("/proc/self/fd")) == before
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root only: RLIMIT_NPROC needs an account of its own")
+def test_a_thread_limit_refuses_the_session_and_keeps_the_core() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "refused\n", done.stderr
+
+
+def test_large_writes_do_not_hold_up_the_heartbeat() -> None:
+    """A turn of the loop beats, sees who left, and retires: it moves about one large write."""
+    core = _native.Core(address="", provider="")
+    node = Node(core, [0])
+    size = 16 << 20
+    node.open(1, 1, 64, 1, 1, size)
+    pod = node.pods[0]
+    core.open_epoch(1, 1, [pod.session], [], 0, [[0]], 1000)
+    for _ in range(48):
+        pod.push(0, write(0, 0, 0, size))
+    before = pod.session.counters()["proxies"][0]["turns"]
+    core.start_epoch(1)
+    looks = 0
+    while pod.counter(0, "completed") < 48:  # without a nap, in which the proxy would turn idly
+        looks += 1
+        assert looks < 50_000_000, "the writes do not end"
+    assert pod.session.counters()["proxies"][0]["turns"] - before >= 48
+    core.close()
 
 
 def test_use_after_close_is_an_error() -> None:

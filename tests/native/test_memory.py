@@ -121,6 +121,12 @@ def test_descriptors_that_are_no_fresh_memfd_are_refused(
     refused(session, read_only, 4096, "Permission denied|Operation not permitted")
 
 
+def test_huge_pages_are_refused(session: _native.Session) -> None:
+    """Their holes cannot be seen, so that the agent might be charged for them."""
+    fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    refused(session, fd, 1 << 20, "ordinary pages")
+
+
 def test_the_same_memfd_cannot_be_registered_twice(session: _native.Session) -> None:
     fd = make_memfd(4096)
     session.register_memfd(fd, 4096)

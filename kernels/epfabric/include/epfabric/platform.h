@@ -143,6 +143,17 @@ EPF_HOST_DEVICE inline uint64_t clock_ns() {
 #endif
 }
 
+#if defined(EPF_HOST_CODE)
+// Tells the core that this thread spins.
+inline void spin_hint() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+#endif
+
 // What a waiting thread does between looks: a GPU thread naps; a CPU thread spins shortly, then
 // gives its core away, then sleeps, because the party that it waits for may need that core.
 EPF_HOST_DEVICE inline void pause(uint32_t look) {
