@@ -118,13 +118,12 @@ def api_access(kubeconfig: Path | None) -> apiserver.Access:
 
 
 def refusal(access: apiserver.Access, wanted: Publication) -> str | None:
-    """Admission has decided already; this catches pods that were never asked, and old ones."""
-    try:
-        fabric = apiserver.get(access, apiserver.fabric_path(wanted.fabric), API_TIMEOUT_S)
-        space = apiserver.get(access, apiserver.namespace_path(wanted.namespace), API_TIMEOUT_S)
-    except apiserver.Unreachable as error:
-        log.warning("the namespace %s was not checked again: %s", wanted.namespace, error)
-        return None
+    """Admission has decided already; this catches pods that were never asked, and old ones.
+
+    Raises apiserver.Unreachable: what could not be checked is not allowed.
+    """
+    fabric = apiserver.get(access, apiserver.fabric_path(wanted.fabric), API_TIMEOUT_S)
+    space = apiserver.get(access, apiserver.namespace_path(wanted.namespace), API_TIMEOUT_S)
     return permission.refusal(wanted.fabric, fabric, wanted.namespace, space)
 
 

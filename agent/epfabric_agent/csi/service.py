@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
 
 from epfabric_agent.csi import volumes
+from epfabric_agent.csi.apiserver import Unreachable
 from epfabric_agent.csi.mounts import MountError
 from epfabric_agent.csi.request import (
     DRIVER,
@@ -35,7 +36,10 @@ SUPPORTED_VERSIONS = ("1.0.0",)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the Node service works on; `refusal` says why a pod may not use its fabric, or None."""
+    """What the Node service works on.
+
+    `refusal` says why a pod may not use its fabric, or None; it raises Unreachable.
+    """
 
     node_name: str
     node: volumes.Node
@@ -108,6 +112,7 @@ class NodeService(csi_pb2_grpc.NodeServicer):
             )
             if not volumes.is_published(settings.node, wanted):
                 if reason := settings.refusal(wanted):
+                    volumes.abandon(settings.node, wanted)
                     refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
                 volumes.publish(settings.node, wanted, settings.socket_wait_s)
             log.info("published %s for %s/%s", wanted.volume_id, wanted.namespace, wanted.pod)
@@ -145,6 +150,9 @@ class NodeService(csi_pb2_grpc.NodeServicer):
                 yield
             except RequestError as error:
                 refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except Unreachable as error:
+                text = f"whether the pod may use its fabric could not be asked: {error}"
+                refuse(context, grpc.StatusCode.UNAVAILABLE, text)
             except volumes.NotReady as error:
                 refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
             except volumes.Conflict as error:

@@ -100,6 +100,12 @@ def unpublish_steps(node: Node, volume_id: str, target: Path) -> tuple[Step, ...
     )
 
 
+def abandon(node: Node, wanted: Publication) -> None:
+    """Undoes an unfinished publish of this pod: after a final refusal no kubelet unpublishes."""
+    if known_record(node, wanted.volume_id) == record_of(node, wanted):
+        unpublish(node, wanted.volume_id, wanted.target)
+
+
 def is_published(node: Node, wanted: Publication) -> bool:
     """A repeated publish of a mounted volume asks nobody: its pod may be running."""
     known = known_record(node, wanted.volume_id)

@@ -7,16 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.csi.kubelet import NOWHERE, Node
+from unit.csi.answers import Answers, running
+from unit.csi.kubelet import Node
 
 
 @pytest.fixture
-def host() -> Iterator[Node]:
+def answers() -> Iterator[Answers]:
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def host(answers: Answers) -> Iterator[Node]:
     """A node without a driver. Its folder's name is short: sockets lie in it."""
     with tempfile.TemporaryDirectory(prefix="csi-") as folder:
-        kubeconfig = Path(folder) / "kubeconfig"
-        kubeconfig.write_text(NOWHERE)
-        node = Node(Path(folder), kubeconfig)
+        node = Node(Path(folder), answers.kubeconfig(Path(folder)))
         try:
             node.start_host()
             yield node

@@ -23,14 +23,6 @@ from epfabric_agent.proto import csi_pb2, csi_pb2_grpc, registration_pb2_grpc
 
 START_S = 30.0
 CALL_S = 30.0
-NOWHERE = """\
-apiVersion: v1
-kind: Config
-current-context: c
-contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {token: none}}]
-"""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 from epfabric_agent.proto import csi_pb2
-from unit.csi.kubelet import NOWHERE, Node, Pod, publish_request
+from unit.csi.answers import Answers, running
+from unit.csi.kubelet import Node, Pod, publish_request
 
 POD = Pod()
 VOLUME_IDS = ["", ".", "..", "../x", "a/b", "/etc", "a\nb", ".hidden", "-x", "é", "a" * 129]
@@ -34,15 +36,14 @@ TARGETS = [
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """One node for all refusals: none of them may change anything on it."""
     folder = tmp_path_factory.mktemp("n")
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(NOWHERE)
-    node = Node(folder, kubeconfig)
-    try:
-        node.start_host()
-        node.start_driver()
-        yield node
-    finally:
-        node.close()
+    with running() as answers:
+        node = Node(folder, answers.kubeconfig(folder))
+        try:
+            node.start_host()
+            node.start_driver()
+            yield node
+        finally:
+            node.close()
 
 
 def everything(folder: Path) -> set[str]:
@@ -133,3 +134,49 @@ def test_the_node_offers_nothing_that_it_lacks(shared: Node) -> None:
         info = stub.NodeGetInfo(csi_pb2.NodeGetInfoRequest(), timeout=30)
     assert list(capabilities.capabilities) == []
     assert info.node_id == "node-a"
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_a_pod_that_cannot_be_checked_gets_nothing_until_it_can(
+    node: Node, answers: Answers, status: int
+) -> None:
+    answers.status = status
+    with pytest.raises(grpc.RpcError) as refused:
+        node.publish(POD)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "could not be asked" in refused.value.details()
+    assert not node.record(POD).exists()
+    answers.status = 200
+    agent = threading.Thread(target=node.bind_agent, args=[POD])
+    agent.start()
+    node.publish(POD)
+    agent.join(60)
+    assert len(node.host_mounts(POD)) == 1
+
+
+def test_a_pod_that_waits_when_its_fabric_goes_leaves_nothing(node: Node, answers: Answers) -> None:
+    with pytest.raises(grpc.RpcError) as waits:
+        node.publish(POD)
+    assert waits.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert node.record(POD).exists()
+    answers.gone.add(POD.fabric)
+    with pytest.raises(grpc.RpcError) as refused:
+        node.publish(POD)
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    # The refusal is final: a kubelet sends no unpublish after it.
+    assert not node.record(POD).exists()
+    assert not node.directory(POD).exists()
+
+
+def test_a_refused_pod_does_not_undo_the_volume_of_another(node: Node, answers: Answers) -> None:
+    agent = threading.Thread(target=node.bind_agent, args=[POD])
+    agent.start()
+    node.publish(POD)
+    agent.join(60)
+    other = replace(POD, name="moe-1", fabric="gone")
+    answers.gone.add(other.fabric)
+    with pytest.raises(grpc.RpcError) as refused:
+        node.publish(other, volume_id=POD.volume_id)
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert node.record(POD).exists()
+    assert len(node.host_mounts(POD)) == 1
