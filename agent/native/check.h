@@ -98,7 +98,7 @@ inline Checked check_signal(const Slot& slot, const SessionView& view) {
 }  // namespace detail
 
 // Checks the command in `slot` (without lap bits), which is the ring's `ticket`th. CAS is decided
-// by its first slot; the caller takes its second with it (takes_two()).
+// by its first slot; the ring looks at its second.
 inline Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view) {
   const auto refuse = [](Refusal refusal) { return Checked{refusal, {}}; };
   const Op op = op_of(slot.lo);

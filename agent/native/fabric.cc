@@ -108,7 +108,8 @@ Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
 
 int Endpoint::wait_fd() {
   fid* waited = &completions_->fid;
-  return wait_fd_ >= 0 && ::fi_trywait(fabric_, &waited, 1) == 0 ? wait_fd_ : -1;
+  if (wait_fd_ < 0) return kNoWaitFd;
+  return ::fi_trywait(fabric_, &waited, 1) == 0 ? wait_fd_ : kPollFirst;
 }
 
 LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "error.h"
+#include "transport.h"
 
 namespace epfabric::agent {
 
@@ -72,8 +73,7 @@ class Endpoint {
   std::vector<std::byte> address() const;
   fi_addr_t insert(const std::vector<std::byte>& address);
   uint64_t max_bytes() const { return max_bytes_; }
-  // A descriptor that becomes readable when poll() may find something, if it is safe to wait on it
-  // now; or -1.
+  // A descriptor that becomes readable when poll() may find something, or kNoWaitFd, or kPollFirst.
   int wait_fd();
 
   struct Target {

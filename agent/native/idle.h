@@ -29,7 +29,7 @@ class Idle {
   }
 
   // One wait; `now_ns` is read by the caller. `active`: something is outstanding, so do not block.
-  // `blocked` is set while a wake-up is worth its system call.
+  // `block(ns)` waits for a wake-up; false where there is something to look at first.
   template <class Block>
   void wait(uint64_t now_ns, bool active, ProxyCount& count, Block&& block) {
     turns_ += 1;
@@ -42,15 +42,15 @@ class Idle {
       return;
     }
     if (active || quiet_since_ns_ == 0) quiet_since_ns_ = now_ns;
-    if (now_ns - quiet_since_ns_ < kBlockAfterNs) {
-      count.sleeps.add(1);
-      const timespec nap{0, static_cast<long>(sleep_ns_)};
-      ::nanosleep(&nap, nullptr);
-      sleep_ns_ = sleep_ns_ * 2 < kLastSleepNs ? sleep_ns_ * 2 : kLastSleepNs;
+    const bool quiet = now_ns - quiet_since_ns_ >= kBlockAfterNs;
+    if (quiet && block(kBlockNs)) {
+      count.blocks.add(1);
       return;
     }
-    count.blocks.add(1);
-    block(kBlockNs);
+    count.sleeps.add(1);
+    const timespec nap{0, static_cast<long>(quiet ? kFirstSleepNs : sleep_ns_)};
+    ::nanosleep(&nap, nullptr);
+    sleep_ns_ = sleep_ns_ * 2 < kLastSleepNs ? sleep_ns_ * 2 : kLastSleepNs;
   }
 
   static constexpr uint64_t kFirstSleepNs = 5'000;

@@ -26,7 +26,7 @@ class NoRemote {
   }
   template <class Fail>
   void watch(Fail&&) {}
-  int wait_fd() { return -1; }
+  int wait_fd() { return kNoWaitFd; }
   uint64_t inflight() const { return 0; }
 };
 static_assert(Transport<NoRemote>);
@@ -39,6 +39,7 @@ class Loop {
 
  private:
   void turn();
+  bool block(uint64_t at_most_ns);
   bool handle_request();
   void open(const std::shared_ptr<Epoch>& epoch);
 

@@ -56,8 +56,20 @@ void Loop<Remote>::turn() {
     idle_.worked();
     return;
   }
-  idle_.wait(now_ns_, active(), proxy_.count_,
-             [this](uint64_t ns) { proxy_.block(ns, remote_.wait_fd()); });
+  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { return block(ns); });
+}
+
+// False when there is something to poll first. Asking for the descriptor may move messages, so that
+// a completion may be waiting until it says that none is.
+template <class Remote>
+bool Loop<Remote>::block(uint64_t at_most_ns) {
+  const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed) | 1;
+  proxy_.settle_.store(mark, std::memory_order_release);  // partner: settled() of a delegate
+  const int fd = remote_.wait_fd();
+  if (fd == kPollFirst) return false;
+  proxy_.settle_.store(mark + 1, std::memory_order_release);
+  proxy_.block(at_most_ns, fd);
+  return true;
 }
 
 // Every 10 ms: the heartbeat (proxy 0), links without progress, links that are still to be

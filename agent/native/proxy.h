@@ -99,7 +99,7 @@ class Proxy {
   std::atomic<uint64_t> turns_{0};
   std::atomic<uint64_t> unconnected_{kUnknown};
 
-  mutable std::mutex mutex_;  // the five below
+  mutable std::mutex mutex_;  // the six below but for changed_
   std::condition_variable changed_;
   bool ready_ = false;
   bool ended_ = false;

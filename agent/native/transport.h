@@ -38,6 +38,11 @@ struct Posted {
   bool pending = false;
 };
 
+// What wait_fd() of a transport says instead of a descriptor: there is none to wait on, or there is
+// something to poll before waiting.
+inline constexpr int kNoWaitFd = -1;
+inline constexpr int kPollFirst = -2;
+
 template <class T>
 concept Transport = requires(T transport, const WritePart& write, const SignalPart& signal) {
   { transport.write(write) } -> std::same_as<Posted>;
