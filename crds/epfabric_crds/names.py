@@ -13,7 +13,6 @@ NAMESPACE = "epfabric-system"
 FABRIC_LABEL = "epfabric.io/fabric"
 FABRIC_ANNOTATION = "epfabric.io/fabric"
 GROUP_ANNOTATION = "epfabric.io/group"
-FINALIZER = "epfabric.io/cleanup"
 SIGNER = "epfabric.io/agent"
 CSI_DRIVER = "csi.epfabric.io"
 
@@ -49,8 +48,8 @@ def agent_lease(node: str) -> str:
 
 
 def agent_daemonset(fabric: str, pool: str | None = None) -> str:
-    """Name of the DaemonSet of the fabric's agents, or of one pool of them."""
-    return f"epfabric-agent-{fabric}" + (f"-{pool}" if pool else "")
+    """Name of the DaemonSet of the fabric's agents, or of one pool of them; a dot is in neither."""
+    return f"epfabric-agent-{fabric}" + (f".{pool}" if pool else "")
 
 
 def policy_binding(fabric: str) -> str:

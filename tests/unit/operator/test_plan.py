@@ -156,12 +156,24 @@ def test_pools_have_a_daemonset_each_and_never_share_a_node() -> None:
         "m": {LABEL: "moe", POOL: "rest"},
     }
     big, rest = bodies(made, "DaemonSet")
-    assert big["metadata"]["name"] == "epfabric-agent-moe-big"
+    assert big["metadata"]["name"] == "epfabric-agent-moe.big"
     assert big["spec"]["template"]["spec"]["nodeSelector"] == {LABEL: "moe", POOL: "big"}
     container = big["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"memory": "1Gi", "hugepages-1Gi": "2Gi"}
     assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"} in container["env"]
     assert "resources" not in rest["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_a_pool_never_has_the_daemonset_of_another_fabric() -> None:
+    pooled = fabric("moe", agent={"pools": [{"name": "big"}]})
+    other = fabric("moe-big")
+    made = world(pooled, other)
+    named = [
+        {body["metadata"]["name"] for body in bodies(plan(name, made, CONFIG), "DaemonSet")}
+        for name in ("moe", "moe-big")
+    ]
+    assert [len(found) for found in named] == [1, 1]
+    assert not named[0] & named[1]
 
 
 def test_the_pool_label_goes_with_the_pools() -> None:
