@@ -56,6 +56,18 @@ class Authority:
         )
 
 
+def check_authority(authority: Authority, now: datetime.datetime) -> None:
+    """Whether the pair can sign; a ValueError says what is wrong with it."""
+    certificate = x509.load_pem_x509_certificate(authority.certificate)
+    key = serialization.load_pem_private_key(authority.key, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not an elliptic-curve key")
+    if certificate.public_key() != key.public_key():
+        raise ValueError("the key is not that of the certificate")
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
+        raise ValueError(f"the certificate is valid until {certificate.not_valid_after_utc}")
+
+
 def make_authority(now: datetime.datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("epfabric:ca")

@@ -9,7 +9,7 @@ import logging
 from epfabric_crds import names
 
 from epfabric_operator import paths
-from epfabric_operator.authority import Authority, make_authority
+from epfabric_operator.authority import Authority, check_authority, make_authority
 from epfabric_operator.csr import (
     AskingNode,
     Refused,
@@ -45,13 +45,15 @@ def load_authority(kube: Kube, namespace: str) -> Authority:
             if error.status != 409:
                 raise
             secret = kube.get(path)
-    if secret is None or not {"tls.crt", "tls.key"} <= set(secret.get("data") or {}):
-        text = f"Secret {namespace}/{names.CA_SECRET} lacks tls.crt and tls.key: delete it"
-        raise ApiError(0, "BadSecret", f"{text}, and a new one is made")
-    authority = Authority(
-        certificate=base64.b64decode(secret["data"]["tls.crt"]),
-        key=base64.b64decode(secret["data"]["tls.key"]),
-    )
+    data = (secret or {}).get("data") or {}
+    try:
+        authority = Authority(
+            certificate=base64.b64decode(data["tls.crt"]), key=base64.b64decode(data["tls.key"])
+        )
+        check_authority(authority, _now())
+    except (KeyError, ValueError) as error:
+        text = f"Secret {namespace}/{names.CA_SECRET} holds no usable authority ({error})"
+        raise ApiError(0, "BadSecret", f"{text}: delete it, and a new one is made") from error
     publish(kube, namespace, authority)
     return authority
 

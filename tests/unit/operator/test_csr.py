@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from epfabric_crds import names
-from epfabric_operator.authority import make_authority
+from epfabric_operator.authority import Authority, check_authority, make_authority
 from epfabric_operator.csr import AskingNode, Refused, asking_node, check, is_open, node_facts
 
 NAMESPACE = "epfabric-system"
@@ -156,3 +156,23 @@ def test_only_open_requests_of_our_signer_are_looked_at(
     status: dict[str, Any] | None, signer: str, expected: bool
 ) -> None:
     assert is_open({"spec": {"signerName": signer}, "status": status}) is expected
+
+
+def test_an_authority_that_cannot_sign_is_told_before_an_agent_asks() -> None:
+    good, other = make_authority(NOW), make_authority(NOW)
+    check_authority(good, NOW)
+    rsa_key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    for bad, says in (
+        (Authority(b"nonsense", good.key), "PEM"),
+        (Authority(good.certificate, b"nonsense"), "PEM"),
+        (Authority(good.certificate, other.key), "not that of the certificate"),
+        (Authority(good.certificate, rsa_key), "elliptic-curve"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            check_authority(bad, NOW)
+    with pytest.raises(ValueError, match="valid until 2036"):
+        check_authority(good, NOW + datetime.timedelta(days=3651))
