@@ -280,6 +280,18 @@ def test_what_no_account_of_ours_may_do(accounts: Accounts) -> None:
         allowed = [what for what in never if can(who, *what)]
         assert allowed == []
     assert not can(accounts.agent_a, "get", "secrets", SYSTEM)
+    unused = [
+        (accounts.agent_a, "list", "certificatesigningrequests", ""),
+        (accounts.agent_a, "create", "events.events.k8s.io", TEAM),
+        (accounts.agent_a, "list", "epgroups", TEAM),
+        (accounts.agent_a, "get", "leases", SYSTEM),
+        (accounts.operator, "get", "configmaps", SYSTEM),
+        (accounts.operator, "delete", "configmaps", SYSTEM),
+        (accounts.operator, "update", "leases", SYSTEM),
+        (accounts.operator, "patch", "secrets", SYSTEM),
+        (accounts.operator, "get", "namespaces", ""),
+    ]
+    assert [(verb, what) for who, verb, what, where in unused if can(who, verb, what, where)] == []
     assert not can(accounts.csi, "list", "namespaces", "")
     assert can(accounts.csi, "get", "namespaces", "")
     assert can(accounts.operator, "patch", "nodes", "")
