@@ -45,19 +45,21 @@ class Verdict:
 
 def node_verdict(epnode: EPFabricNode | None, lease_age_s: float | None) -> Verdict:
     """Whether pods can use this node's agent."""
-    if lease_age_s is None or epnode is None:
+    transport = find(epnode.status.conditions, "TransportReady") if epnode else None
+    silent = lease_age_s is not None and lease_age_s > LEASE_SECONDS
+    # An old Lease of a node that reports nothing is an earlier fabric's.
+    if epnode is None or lease_age_s is None or (silent and transport is None):
         return Verdict(
             "False",
             "AgentMissing",
             "no agent has reported from this node yet; look at its pod of the DaemonSet",
         )
-    if lease_age_s > LEASE_SECONDS:
+    if silent:
         return Verdict(
             "Unknown",
             "AgentSilent",
             f"the agent has not renewed its Lease for more than {LEASE_SECONDS} s",
         )
-    transport = find(epnode.status.conditions, "TransportReady")
     if transport is None:
         return Verdict("False", "AgentStarting", "the agent has not chosen a transport yet")
     if transport.status != "True":

@@ -26,6 +26,8 @@ BROKEN = Verdict("False", "NoNic", "no NIC fits")
         (epnode("n"), None, "False", "AgentMissing"),
         (None, 1.0, "False", "AgentMissing"),
         (epnode("n"), 1.0, "False", "AgentStarting"),
+        # The Lease outlived an earlier fabric on this node.
+        (epnode("n"), 3600.0, "False", "AgentMissing"),
         (epnode("n", conditions=[condition("TransportReady")]), 40.0, "True", "AgentReady"),
         (epnode("n", conditions=[condition("TransportReady")]), 40.1, "Unknown", "AgentSilent"),
         (
