@@ -233,8 +233,18 @@ void Core::close() {
     closed_ = true;
     for (const auto& [group, epoch] : epochs_) epochs.push_back(epoch);
   }
-  for (const auto& epoch : epochs) close_epoch(epoch->plan().group);
-  for (const auto& session : sessions()) session->close(kStopNs);
+  // All of them, also where one does not end in time: the first reason is told afterwards.
+  std::string error;
+  const auto attempt = [&error](auto&& end) {
+    try {
+      end();
+    } catch (const NativeError& failed) {
+      if (error.empty()) error = failed.what();
+    }
+  };
+  for (const auto& epoch : epochs) attempt([&] { close_epoch(epoch->plan().group); });
+  for (const auto& session : sessions()) attempt([&] { session->close(kStopNs); });
+  if (!error.empty()) throw NativeError(error);
 }
 
 }  // namespace epfabric::agent

@@ -16,7 +16,7 @@ def full_listener(path: Path) -> tuple[socket.socket, list[socket.socket]]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(path))
     listener.listen(0)
-    waiting = []
+    waiting: list[socket.socket] = []
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
