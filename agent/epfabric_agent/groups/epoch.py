@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec
 
 from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.proto import peer_pb2 as pb
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class LocalEpoch:
         self.nodes = tuple(plan.nodes)
         self.regions = tuple(info.region_bytes for info in plan.ranks)
         self.failing = False
+
+    def whereabouts(self, ranks: Iterable[int]) -> str:
+        """For people: `lost ranks 0-1 on node a, rank 4 on node c`."""
+        node_of = {info.rank: self.nodes[info.node] for info in self._plan.ranks}
+        found: dict[str, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(node_of.get(rank, "unknown"), []).append(rank)
+        return "lost " + ", ".join(f"{spoken(some)} on node {n}" for n, some in found.items())
 
     async def open(self, barrier_timeout_ms: int) -> str:
         """Connects with every rank; why it could not, or nothing."""

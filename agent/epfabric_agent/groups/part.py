@@ -126,10 +126,11 @@ class Part:
         if local.stage is not Stage.OVER:
             await self._drop([local])
 
-    async def broken(self, handle: int, reason: str) -> None:
-        """The core cannot go on with the epoch that has this handle."""
+    async def broken(self, handle: int, ranks: list[int], detail: str) -> None:
+        """The core cannot go on with the epoch that has this handle, because of these ranks."""
         if self.epoch is None or self.epoch.handle != handle or self.epoch.failing:
             return
+        reason = f"{self.epoch.whereabouts(ranks)}: {detail}" if ranks else detail
         broken = pb.Broken(epoch=self.epoch.number, reason=reason)
         self._say(pb.ToCoordinator(broken=broken))
         await self._fail(f"node {self._context.node}: {reason}")
@@ -243,7 +244,7 @@ class Part:
         if epoch is None or epoch.number != number or epoch.failing:
             return
         if error := await epoch.start():
-            await self.broken(epoch.handle, error)
+            await self.broken(epoch.handle, [], error)
             return
         for local in epoch.ranks.values():
             local.stage = Stage.JOINED
@@ -261,7 +262,7 @@ class Part:
         if epoch is None:
             return
         if error := await epoch.stop_writing_to(left.ranks):
-            await self.broken(epoch.handle, error)
+            await self.broken(epoch.handle, [], error)
             return
         self._say(pb.ToCoordinator(quiesced=pb.Quiesced(epoch=left.epoch)))
 
