@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chart.conftest import FABRIC, OTHER, PLAIN, TEAM, dry
-from chart.objects import As, Object, Refused, annotated, container, pod
+from chart.conftest import EFFECT_S, FABRIC, OTHER, PLAIN, TEAM, dry
+from chart.objects import As, Object, Refused, annotated, container, fabric, pod
 
 
 def volume(**csi: Any) -> Object:
@@ -41,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "volume by hand where opting in is not allowed": (
         OTHER,
         {"annotations": annotated(FABRIC), "volumes": [volume(volumeAttributes=WRITTEN)]},
-        ["written by hand"],
+        [],  # two policies refuse it, with a sentence each
     ),
     "volume by hand under another name beside ours": (
         PLAIN,
@@ -128,6 +130,74 @@ def test_a_pods_own_hand_written_volume_equal_to_ours_gains_nothing(installed: A
         assert stored["spec"]["volumes"] == [volume(readOnly=True, volumeAttributes=right)]
 
 
+@pytest.mark.parametrize("where", [OTHER, "default"])
+def test_the_exact_volume_by_hand_opens_no_foreign_namespace(installed: As, where: str) -> None:
+    """Everything as admission would have written it, were the namespace selected."""
+    right = {"fabric": FABRIC, "group": "", "owner": ""}
+    forged = pod(
+        "forged",
+        where,
+        annotations=annotated(FABRIC),
+        volumes=[volume(readOnly=True, volumeAttributes=right)],
+        nodeSelector={"epfabric.io/fabric": FABRIC},
+    )
+    with pytest.raises(Refused, match=f"namespace {where} may not use the EPFabric {FABRIC}"):
+        dry(installed, forged)
+
+
+@pytest.mark.parametrize(
+    ("term", "admitted"),
+    [
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "c"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+        ({"matchLabels": {"team": "b"}}, False),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_selectors_of_fabrics_mean_for_the_guard_what_they_mean_for_bindings(
+    installed: As, term: Object, admitted: bool
+) -> None:
+    """Without the fabric's binding, so that the guard alone decides on the volume by hand."""
+    name = "chart-selector"
+    right = {"fabric": name, "group": "", "owner": ""}
+    forged = pod(
+        "forged",
+        TEAM,
+        annotations=annotated(name),
+        volumes=[volume(readOnly=True, volumeAttributes=right)],
+        nodeSelector={"epfabric.io/fabric": name},
+    )
+    installed.create(fabric(name, term))
+    try:
+        assert settles(lambda: allowed(installed, forged), admitted)
+    finally:
+        installed.delete("epfabrics", name)
+
+
+def allowed(who: As, made: Object) -> bool:
+    try:
+        dry(who, made)
+    except Refused as refusal:
+        if "may not use" not in str(refusal):
+            raise
+        return False
+    return True
+
+
+def settles(look: Callable[[], bool], wanted: bool) -> bool:
+    """Whether the answer is the wanted one, thrice in a row, before the time is over."""
+    end = time.monotonic() + EFFECT_S
+    seen = 0
+    while seen < 3 and time.monotonic() < end:
+        seen = seen + 1 if look() == wanted else 0
+        time.sleep(0.3)
+    return seen == 3
+
+
 @pytest.mark.parametrize("key", ["epfabric.io/fabric", "epfabric.io/group"])
 def test_annotations_of_a_made_pod_do_not_change_silently(installed: As, key: str) -> None:
     installed.create(pod("made", PLAIN))
@@ -141,7 +211,7 @@ def test_annotations_of_a_made_pod_do_not_change_silently(installed: As, key: st
 def test_no_expression_of_any_policy_has_a_type_error(installed: As) -> None:
     names = installed.run("get", "validatingadmissionpolicies", "-o", "name").split()
     ours = [name for name in names if "epfabric" in name]
-    assert len(ours) == 6
+    assert len(ours) == 7
     for name in ours:
         installed.run("wait", name, "--for=jsonpath={.status.typeChecking}", "--timeout=60s")
         warned = installed.run("get", name, "-o", "jsonpath={.status.typeChecking}")
