@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from epfabric_agent.manifest.read import Manifest, read
-from epfabric_agent.options import Options, options_of, parser, pki_parser
+from epfabric_agent.options import Options, check_issue, options_of, parser, pki_parser
 from epfabric_agent.pki import authority
 from epfabric_agent.pki.identity import NodeIdentity
 from epfabric_agent.statelock import lock
@@ -53,6 +53,7 @@ def pki(arguments: list[str]) -> int:
     if parsed.command == "init":
         print(authority.make_authority(parsed.dir, parsed.days))
         return 0
+    check_issue(parsed)
     identity = NodeIdentity(parsed.node, parsed.fabric, parsed.address)
     for path in authority.issue(parsed.dir, identity, parsed.days, parsed.out or parsed.dir):
         print(path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ from epfabric_crds.names import NAMESPACE, STATE_DIR
 
 DEFAULT_PORT = 7470
 DAYS = 365
+MAX_DAYS = 100 * DAYS
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_FABRIC = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
 )
 
 
+def _days(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {MAX_DAYS} days")
+    return number
+
+
 def parser(environ: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="epfabric-agent",
@@ -77,6 +89,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
     """Raises ValueError for what is missing or does not fit."""
     if not parsed.node:
         raise ValueError("which node is this? give --node NAME (or set NODE_NAME)")
+    _check_names(parsed.node, parsed.fabric, parsed.address)
     if parsed.manifest is None:
         if parsed.pki or parsed.socket_dir:
             raise ValueError("--pki and --socket-dir go with --manifest FILE")
@@ -103,6 +116,27 @@ def options_of(parsed: argparse.Namespace) -> Options:
     )
 
 
+def _check_names(node: str, fabric: str | None, address: str | None) -> None:
+    """Names become file names and parts of certificates. Raises ValueError."""
+    if not _NODE.fullmatch(node):
+        raise ValueError(f"--node {node!r} is no node's name: lower-case letters, digits, - and .")
+    if fabric and not _FABRIC.fullmatch(fabric):
+        raise ValueError(f"--fabric {fabric!r} is no fabric's name: lower-case letters, digits, -")
+    if address:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise ValueError(f"--address {address!r} is no IP address") from None
+
+
+def check_issue(parsed: argparse.Namespace) -> None:
+    """Checks what `pki issue` is given. Raises ValueError."""
+    _check_names(parsed.node, parsed.fabric, parsed.address)
+    for flag in ("fabric", "address"):
+        if not getattr(parsed, flag):
+            raise ValueError(f"--{flag} is empty")
+
+
 def pki_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="epfabric-agent pki",
@@ -111,12 +145,12 @@ def pki_parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True, metavar="init | issue")
     init = commands.add_parser("init", help="make the authority: ca.crt and ca.key")
     init.add_argument("dir", type=Path, help="its folder; ca.key stays there, and secret")
-    init.add_argument("--days", type=int, default=10 * DAYS, help=f"its life ({10 * DAYS})")
+    init.add_argument("--days", type=_days, default=10 * DAYS, help=f"its life ({10 * DAYS})")
     issue = commands.add_parser("issue", help="make a node's key and certificate")
     issue.add_argument("dir", type=Path, help="the authority's folder")
     issue.add_argument("--node", required=True, help="the node's name in the manifest")
     issue.add_argument("--fabric", required=True, help="metadata.name of the EPFabric")
     issue.add_argument("--address", required=True, help="the IP of its endpoint")
     issue.add_argument("--out", type=Path, help="where NODE.crt, NODE.key, ca.crt go (the folder)")
-    issue.add_argument("--days", type=int, default=DAYS, help=f"its life ({DAYS})")
+    issue.add_argument("--days", type=_days, default=DAYS, help=f"its life ({DAYS})")
     return made

@@ -72,6 +72,11 @@ class Sampler:
         return samples
 
 
+def rounded(value: float | None) -> float | None:
+    """To 3 significant digits: buckets are no finer, and people read it."""
+    return None if value is None else float(f"{value:.3g}")
+
+
 def barrier_statistics(stats: BarrierStats) -> BarrierStatistics | None:
     """An EPGroup's statistics from the leader's core; None before the first barrier."""
     total = stats["phases"].get("total")
@@ -83,8 +88,8 @@ def barrier_statistics(stats: BarrierStats) -> BarrierStatistics | None:
     share = last[slowest] / sum(last.values()) if slowest is not None else None
     return BarrierStatistics(
         count=histogram.count,
-        p50_seconds=quantile(histogram, 0.5),
-        p99_seconds=quantile(histogram, 0.99),
+        p50_seconds=rounded(quantile(histogram, 0.5)),
+        p99_seconds=rounded(quantile(histogram, 0.99)),
         slowest_rank=slowest,
-        slowest_share=share,
+        slowest_share=rounded(share),
     )

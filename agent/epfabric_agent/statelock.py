@@ -16,8 +16,13 @@ def lock(state_dir: Path) -> int:
 
     Raises Locked, or OSError where the folder cannot be written.
     """
-    state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fd = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(
+            f"{error.filename}: {error.strerror}; --state-dir must be a folder that can be written"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 Object = dict[str, Any]
 CALL_S = 8.0
 WATCH_S = 240
+# The pod's token is read anew by the client's hook, which says ConfigException when it is away.
+_FAULTS = (urllib3.exceptions.HTTPError, client.ApiException, config.ConfigException, OSError)
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -40,7 +43,7 @@ def connect(kubeconfig: Path | None) -> Api:
             load(config_file=str(kubeconfig), client_configuration=settings)
         else:
             load(client_configuration=settings)
-    except (config.ConfigException, OSError) as error:
+    except (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
         hint = "" if kubeconfig else "; outside a cluster give --kubeconfig FILE or --manifest FILE"
         raise ConfigError(f"no access to an API server: {error}{hint}") from error
     settings.retries = False  # the agent's loops try again; a call must not wait for three
@@ -77,13 +80,17 @@ class Api:
         """(type, object) of one named object as it changes; ends after WATCH_S at the latest."""
         query = {"fieldSelector": f"metadata.name={name}"}
         listed = self._json("GET", path, query=query)
-        for item in listed["items"]:
+        try:
+            items, version = list(listed["items"]), listed["metadata"]["resourceVersion"]
+        except (TypeError, KeyError) as error:
+            raise ApiError(0, f"GET {path}: the answer is no list of objects") from error
+        for item in items:
             yield "MODIFIED", item
-        if not listed["items"]:
+        if not items:
             yield "DELETED", {}
         query |= {
             "watch": "true",
-            "resourceVersion": listed["metadata"]["resourceVersion"],
+            "resourceVersion": version,
             "timeoutSeconds": str(WATCH_S),
             "allowWatchBookmarks": "false",
         }
@@ -133,12 +140,16 @@ class Api:
                 auth_settings=["BearerToken"],
             )
             response = self._api.call_api(*prepared, _request_timeout=timeout_s)
-        except (urllib3.exceptions.HTTPError, client.ApiException, OSError) as error:
+        except _FAULTS as error:
             raise ApiError(0, f"{method} {path}: {error}") from error
         raw = response.response
         if not 200 <= raw.status < 300:
-            text = raw.read(65536).decode(errors="replace")
-            raw.close()
+            try:
+                text = raw.read(65536).decode(errors="replace")
+            except _FAULTS as error:
+                raise ApiError(raw.status, f"{method} {path}: {error}") from error
+            finally:
+                raw.close()
             raise ApiError(raw.status, f"{method} {path}: {_message(text)} ({raw.status})")
         return raw
 
@@ -162,5 +173,5 @@ def _events(response: Any) -> Iterator[tuple[str, Object]]:
                         int(event["object"].get("code", 0)), f"watch ended: {event['object']}"
                     )
                 yield event["type"], event["object"]
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+    except (urllib3.exceptions.HTTPError, OSError, ValueError, TypeError, KeyError) as error:
         raise ApiError(0, f"watch broke: {error}") from error

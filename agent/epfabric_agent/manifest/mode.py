@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from epfabric_agent.manifest.read import Manifest, split_endpoint
 from epfabric_agent.options import Options
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.pki import authority
+from epfabric_agent.pki.check import check
 from epfabric_agent.pki.identity import NodeIdentity
 from epfabric_agent.pods import Pod
 from epfabric_agent.runtime import Runtime
@@ -49,7 +51,12 @@ async def run(manifest: Manifest, options: Options, stop: asyncio.Event) -> None
     own = manifest.peer(options.node)
     address, port = split_endpoint(own.endpoint, f"the endpoint of {own.node}")
     identity = NodeIdentity(options.node, manifest.fabric, options.address or address)
+    if options.fabric not in ("", manifest.fabric):
+        raise ValueError(
+            f"--fabric is {options.fabric}, but the manifest's EPFabric is named {manifest.fabric}"
+        )
     credentials = authority.load(options.pki, options.node)
+    check(credentials, identity, datetime.datetime.now(datetime.UTC))
     runtime = Runtime(
         identity,
         lambda: credentials,

@@ -53,7 +53,7 @@ def read(path: Path) -> Manifest:
         documents = [d for d in yaml.safe_load_all(path.read_text()) if d is not None]
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is no YAML: {error}") from error
     try:
         return parse(documents)
@@ -64,7 +64,7 @@ def read(path: Path) -> Manifest:
 def parse(documents: list[Any]) -> Manifest:
     fabric = _fabric(_only(documents, "EPFabric"))
     peers = _only(documents, "EPFabricPeers")
-    if unknown := sorted(set(peers) - PEERS_FIELDS):
+    if unknown := sorted(set(peers) - PEERS_FIELDS, key=str):
         raise ManifestError(f"EPFabricPeers has no field {unknown[0]!r}")
     groups = peers.get("groups") or [fabric.metadata.name]
     if not isinstance(groups, list) or not all(_is(_LABEL, g) for g in groups):

@@ -72,7 +72,7 @@ def load(folder: Path, node: str) -> Credentials:
     except OSError as error:
         raise PkiError(
             f"{error.filename}: {error.strerror}; make it with: epfabric-agent pki issue "
-            f"--dir {folder} --node {node} --fabric NAME --address IP"
+            f"{folder} --node {node} --fabric NAME --address IP"
         ) from error
 
 
@@ -86,7 +86,7 @@ def _load_authority(
     except OSError as error:
         raise PkiError(
             f"{error.filename}: {error.strerror}; make an authority with: "
-            f"epfabric-agent pki init --dir {folder}"
+            f"epfabric-agent pki init {folder}"
         ) from error
     except ValueError as error:
         raise PkiError(f"{folder} holds no usable authority: {error}") from error
