@@ -10,20 +10,58 @@ from pathlib import Path
 
 import pytest
 from harness import csi_client
+from harness.cluster import Cluster
 from harness.kubelet.api import Json
+from harness.kubelet.kubelet import PROJECT
 from harness.process import wait_until
 
 from .bench import LABEL, PODS, SPACE, WAIT_S, Running
 
 SETS = f"/apis/apps/v1/namespaces/{SPACE}/daemonsets"
 DRIVER = "csi.epfabric.io"
+FABRIC = "kubelet-test"
+DEFINITIONS = PROJECT / "crds/epfabric_crds/definitions"
 KUBELET = "/var/lib/kubelet"
 STATE = "/var/lib/epfabric"
 
 
+RIGHTS = f"""
+apiVersion: epfabric.io/v1alpha1
+kind: EPFabric
+metadata: {{name: {FABRIC}}}
+spec:
+  nodeSelector: {{{SPACE}: nowhere}}
+  namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {SPACE}}}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: {SPACE}-csi}}
+rules:
+- {{apiGroups: [epfabric.io], resources: [epfabrics], verbs: [get]}}
+- {{apiGroups: [""], resources: [namespaces], verbs: [get]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: {SPACE}-csi}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {SPACE}-csi}}
+subjects:
+- {{kind: ServiceAccount, name: default, namespace: {SPACE}}}
+"""
+
+
 @pytest.fixture(scope="module")
-def driver(running: Running) -> Iterator[None]:
-    """The driver on every node, without rights: it then leaves the question to admission."""
+def permitted(cluster: Cluster, running: Running) -> Iterator[None]:
+    """A fabric that the namespace may use, and the right to look at it, as the driver has."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEFINITIONS))
+    cluster.kubectl("wait", "--for=condition=Established", "-f", str(DEFINITIONS))
+    cluster.kubectl("apply", "-f", "-", stdin=RIGHTS)
+    yield
+    cluster.kubectl("delete", "-f", "-", stdin=RIGHTS)
+
+
+@pytest.fixture(scope="module")
+def driver(running: Running, permitted: None) -> Iterator[None]:
+    """The driver on every node."""
     folders = {
         "plugin": f"{KUBELET}/plugins/{DRIVER}",
         "pods": f"{KUBELET}/pods",
@@ -133,7 +171,7 @@ def test_pod_starts_once_the_agent_listens_and_its_volume_goes_with_it(
                 "csi": {
                     "driver": DRIVER,
                     "readOnly": True,
-                    "volumeAttributes": {"fabric": "moe", "group": "g"},
+                    "volumeAttributes": {"fabric": FABRIC, "group": "g"},
                 },
             }
         ],
@@ -176,7 +214,7 @@ def test_pod_that_never_got_its_volume_can_be_deleted(running: Running, driver: 
         volumes=[
             {
                 "name": "epfabric",
-                "csi": {"driver": DRIVER, "volumeAttributes": {"fabric": "moe"}},
+                "csi": {"driver": DRIVER, "volumeAttributes": {"fabric": FABRIC}},
             }
         ],
     )
@@ -207,7 +245,7 @@ def test_pod_ends_only_when_its_volume_is_given_back(running: Running, driver: N
         volumes=[
             {
                 "name": "epfabric",
-                "csi": {"driver": DRIVER, "volumeAttributes": {"fabric": "moe"}},
+                "csi": {"driver": DRIVER, "volumeAttributes": {"fabric": FABRIC}},
             }
         ],
         container={"volumeMounts": [{"name": "epfabric", "mountPath": "/var/run/epfabric"}]},

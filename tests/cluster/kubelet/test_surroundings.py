@@ -7,7 +7,9 @@ import os
 import uuid
 from pathlib import Path
 
+import pytest
 from harness.kubelet.api import Json
+from harness.kubelet.kubelet import PROJECT
 from harness.process import wait_until
 
 from .bench import SPACE, WAIT_S, Running
@@ -133,6 +135,24 @@ def test_changed_configmap_reaches_a_running_pod(running: Running) -> None:
     running.api.patch(f"{maps}/turns", {"data": {"word": "second"}})
     running.await_log("turns", "second")
     running.delete("turns")
+
+
+def test_volume_over_the_programs_does_not_hide_them(running: Running) -> None:
+    """As when the project lies under /tmp and a pod brings a /tmp of its own."""
+    above = str(PROJECT.parent)
+    if above == "/":
+        pytest.skip("the project lies in the root: nothing can be mounted above it")
+    program = f"import os, yaml; open('{above}/mine', 'w'); print(sorted(os.listdir('{above}')))"
+    running.create(
+        "covered",
+        ["python3", "-c", program],
+        restartPolicy="Never",
+        securityContext={"runAsUser": 65532},
+        volumes=[{"name": "tmp", "emptyDir": {}}],
+        container={"volumeMounts": [{"name": "tmp", "mountPath": above}]},
+    )
+    running.await_phase("covered", "Succeeded")
+    assert running.log("covered").strip() == str(sorted(["mine", PROJECT.name]))
 
 
 def test_missing_volume_is_an_event_and_the_pod_starts_once_it_is_there(running: Running) -> None:

@@ -109,17 +109,25 @@ def build_root(new_root: str, spec: dict[str, Any]) -> None:
         add_image_folder(new_root, name, targets)
     add_system_folders(new_root, privileged=spec["privileged"])
     for folder in spec["visible"]:
-        make_point(new_root, folder, folder)
-        mount(folder, new_root + folder, "", MS_BIND)
-        make_read_only(new_root + folder, recursive=False)
+        show_folder(new_root, folder)
     for folder in spec["hidden"]:
         if os.path.isdir(new_root + folder):
             mount("tmpfs", new_root + folder, "tmpfs", MS_NODEV | MS_NOSUID, "mode=0755")
     for entry in spec["mounts"]:
         add_volume(new_root, entry)
+        for folder in spec["visible"]:  # a volume must not hide the programs
+            if folder.startswith(through_links(entry["target"]) + "/"):
+                show_folder(new_root, folder)
     enter(new_root)
     if spec["read_only_root"]:
         make_read_only("/", recursive=False)
+
+
+def show_folder(new_root: str, folder: str) -> None:
+    """The machine's folder at its own path, read-only."""
+    make_point(new_root, folder, folder)
+    mount(folder, new_root + folder, "", MS_BIND)
+    make_read_only(new_root + folder, recursive=False)
 
 
 def add_image_folder(new_root: str, name: str, targets: list[str]) -> None:
