@@ -10,16 +10,20 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from epfabric_agent.manifest.read import Manifest, read
 from epfabric_agent.options import Options, check_issue, options_of, parser, pki_parser
-from epfabric_agent.pki import authority
-from epfabric_agent.pki.identity import NodeIdentity
 from epfabric_agent.statelock import lock
+
+if TYPE_CHECKING:
+    from epfabric_agent.manifest.read import Manifest
 
 THREADS = 32
 STOP_S = 20.0
+LINGER_S = 2.0
 # Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
 QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 _log = logging.getLogger("epfabric-agent")
@@ -37,11 +41,34 @@ def main(arguments: list[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         options = options_of(parsed)
-        manifest = read(options.manifest) if options.manifest else None
-        held = lock(options.state_dir)
+        with ended_at_once():
+            return start(options)
     except (ValueError, OSError) as error:
         print(f"epfabric-agent: {error}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Until serve() takes over, a signal finds nothing to end in order.
+
+    Without a handler the first process of a container would not even see it, so what takes long
+    to import is imported under this.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(options: Options) -> int:
+    from epfabric_agent.manifest.read import read
+
+    manifest = read(options.manifest) if options.manifest else None
+    held = lock(options.state_dir)
     try:
         return asyncio.run(serve(options, manifest))
     finally:
@@ -49,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def pki(arguments: list[str]) -> int:
+    from epfabric_agent.pki import authority
+    from epfabric_agent.pki.identity import NodeIdentity
+
     parsed = pki_parser().parse_args(arguments)
     if parsed.command == "init":
         print(authority.make_authority(parsed.dir, parsed.days))
@@ -61,7 +91,10 @@ def pki(arguments: list[str]) -> int:
 
 
 async def serve(options: Options, manifest: Manifest | None) -> int:
-    """Runs until a signal; a second one, or STOP_S, ends the process at once."""
+    """Runs until a signal; a second one, or STOP_S, ends the process at once.
+
+    What still waits for an API server at the end is not waited for.
+    """
     os.environ |= dict.fromkeys(QUIET, "1")
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
@@ -90,6 +123,7 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
             _log.exception("the agent cannot go on")
         print(f"epfabric-agent: {error}", file=sys.stderr)
         return 1 if stop.is_set() else 2
+    loop.call_later(LINGER_S, lambda: os._exit(0))
     return 0
 
 

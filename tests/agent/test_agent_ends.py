@@ -1,0 +1,100 @@
+"""SIGTERM ends the agent in order, with 0, whatever it waits for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent.two_agents import AGENT, WAIT_S
+from harness.process import Process, Processes, wait_until
+
+
+class NobodySigns(BaseHTTPRequestHandler):
+    """Stands for an API server whose operator is away; what it stands for never answers lists."""
+
+    asked = ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._reply({"metadata": {}})
+
+    do_PATCH = do_POST
+
+    def do_GET(self) -> None:
+        if "certificatesigningrequests" in self.path:
+            type(self).asked = self.path
+            self._reply({"status": {}})
+        else:
+            self.server.silence.wait(WAIT_S)  # type: ignore[attr-defined]
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def api_server() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NobodySigns)
+    server.silence = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.silence.set()  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join(WAIT_S)
+        server.server_close()
+
+
+def kubeconfig(folder: Path, port: int) -> Path:
+    path = folder / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    user = {"name": "u", "user": {"token": "none"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    named = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "c"}
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | named))
+    return path
+
+
+def agent(processes: Processes, port: int, name: str) -> Process:
+    config = kubeconfig(processes.folder, port)
+    flags = ["--node=a", "--fabric=moe", "--address=127.0.5.1", "--port=0"]
+    state = processes.folder / name
+    return processes.start(name, [AGENT, *flags, f"--kubeconfig={config}", f"--state-dir={state}"])
+
+
+def test_an_agent_that_nobody_certifies_ends_when_told() -> None:
+    with Processes("epfabric-ends-") as processes, api_server() as server:
+        running = agent(processes, server.server_port, "uncertified")
+        wait_until(lambda: bool(NobodySigns.asked), WAIT_S, "the request to be made", running)
+        assert running.stop(grace_s=WAIT_S) == 0, running.tail()
+
+
+def heeds(process: Process) -> bool:
+    """It has a handler for SIGTERM; before, Python is hardly there."""
+    caught = Path(f"/proc/{process.pid}/status").read_text().split("SigCgt:")[1].split()[0]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 1.5])
+def test_an_agent_that_starts_ends_when_told(after_s: float) -> None:
+    with Processes("epfabric-ends-") as processes, api_server() as server:
+        running = agent(processes, server.server_port, "starting")
+        wait_until(lambda: heeds(running), WAIT_S, "the handler", running)
+        time.sleep(after_s)
+        running.signal(signal.SIGTERM)
+        assert running.wait(WAIT_S) == 0, running.tail()
