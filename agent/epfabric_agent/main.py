@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def start(options: Options) -> int:
     from epfabric_agent.manifest.read import read
 
     manifest = read(options.manifest) if options.manifest else None
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pod's rank has several files
     held = lock(options.state_dir)
     try:
         return asyncio.run(serve(options, manifest))

@@ -38,6 +38,8 @@ async def drop(local: LocalRank) -> None:
     """Closes the rank's session in the core, then gives back what it held."""
     from epfabric_agent._native import NativeError
 
+    if local.opening is not None:
+        await asyncio.wait([local.opening])  # the core's thread cannot be cut off
     native, local.native = local.native, None
     if native is not None:
         try:

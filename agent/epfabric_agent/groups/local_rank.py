@@ -48,6 +48,8 @@ class LocalRank:
     """Tells the pod that its epoch failed; called once, after its abort word was set."""
     release: Callable[[], None]
     """Gives back CPUs and memory; called once, after the core's session was closed."""
+    opening: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Makes `native`; has ended when the hello is answered."""
     native: Session | None = None
     stage: Stage = Stage.OPEN
     failure: str = ""

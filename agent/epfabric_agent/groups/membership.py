@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 
+from epfabric import limits
+
 from epfabric_agent.groups.leaving import LeaveRounds
 from epfabric_agent.groups.ranges import format_ranges, spoken
 from epfabric_agent.groups.state import (
@@ -45,12 +47,12 @@ _PHASES: dict[Stage, Phase] = {
 class Membership:
     """The coordinator's view of one group."""
 
-    def __init__(self, group: str, epoch: int, limits: Limits) -> None:
+    def __init__(self, group: str, epoch: int, bounds: Limits) -> None:
         """`epoch`: the last one that the group is known to have had; 0 for none."""
         self.group = group
         self.epoch = epoch
         self.stage = Stage.IDLE
-        self._limits = limits
+        self._bounds = bounds
         self._world = 0
         self._members: dict[int, Entrant] = {}
         self._waiting: dict[int, Entrant] = {}
@@ -89,6 +91,9 @@ class Membership:
 
     def enter(self, entrant: Entrant, now: float) -> list[Action]:
         """A rank asks to be in the epoch that forms, or in the next one."""
+        if not 1 <= entrant.world_size <= limits.MAX_WORLD:
+            text = f"a world has 1 to {limits.MAX_WORLD} ranks, not {entrant.world_size}"
+            return [_refused(entrant, "world-size", text)]
         if entrant.rank >= entrant.world_size:
             text = f"rank {entrant.rank} is outside a world of {entrant.world_size} ranks"
             return [_refused(entrant, "rank", text)]
@@ -177,12 +182,12 @@ class Membership:
         if self.stage is Stage.OPENING:
             nodes = ", ".join(sorted(self._unopened))
             return self._fail(
-                f"node(s) {nodes} did not connect with the group in {self._limits.open_s:g} s", now
+                f"node(s) {nodes} did not connect with the group in {self._bounds.open_s:g} s", now
             )
         nodes = ", ".join(sorted(self._leaves.waits_for))
         return self._fail(
             f"node(s) {nodes} did not let {spoken(self._leaves.round)} go "
-            f"in {self._limits.quiesce_s:g} s",
+            f"in {self._bounds.quiesce_s:g} s",
             now,
         )
 
@@ -192,7 +197,7 @@ class Membership:
         self._world = world_size
         self._members = {}
         self._leaves = LeaveRounds()
-        self._deadline = now + self._limits.join_s
+        self._deadline = now + self._bounds.join_s
 
     def _refusal(self, entrant: Entrant) -> Send | None:
         if entrant.world_size != self._world:
@@ -210,7 +215,7 @@ class Membership:
 
     def _open(self, now: float) -> list[Action]:
         self.stage = Stage.OPENING
-        self._deadline = now + self._limits.open_s
+        self._deadline = now + self._bounds.open_s
         nodes = self._nodes()
         self._unopened = set(nodes)
         index = {node: i for i, node in enumerate(nodes)}
@@ -229,7 +234,7 @@ class Membership:
             return []
         if not self._leaves.waits_for:
             return self._finish_round(now)
-        self._deadline = now + self._limits.quiesce_s
+        self._deadline = now + self._bounds.quiesce_s
         message = pb.ToMember(ranks_left=pb.RanksLeft(epoch=self.epoch, ranks=leaving))
         return [Send(node, message) for node in sorted(self._leaves.waits_for)]
 
@@ -257,7 +262,7 @@ class Membership:
         missing = [rank for rank in range(self._world) if rank not in self._members]
         text = (
             f"{spoken(missing)} of {self._world} did not join group {self.group} in "
-            f"{self._limits.join_s:g} s: look at the pods that should hold "
+            f"{self._bounds.join_s:g} s: look at the pods that should hold "
             f"{'it' if len(missing) == 1 else 'them'}"
         )[:MAX_REASON]
         refusals: list[Action] = [

@@ -194,11 +194,15 @@ class Part:
             raise
         finally:
             self._link = None
-            if self.epoch is not None:
-                await self._fail(
-                    f"the agent of node {link.node}, which coordinates the group, was lost: {why}"
-                )
-            await link.close()
+            try:
+                if self.epoch is not None:
+                    await self._fail(
+                        f"the agent of node {link.node}, which coordinates the group, was lost: "
+                        f"{why}"
+                    )
+            finally:
+                # This task may be cancelled again and again; the link is closed all the same.
+                await asyncio.shield(self._aside(link.close()))
 
     def _wants_link(self) -> bool:
         busy = (Stage.JOINING, Stage.JOINED, Stage.LEAVING)
@@ -341,7 +345,8 @@ class Part:
     def _is_now(self, number: int) -> bool:
         return self.epoch is not None and self.epoch.number == number
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _aside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._side.add(task)
         task.add_done_callback(self._side.discard)
+        return task

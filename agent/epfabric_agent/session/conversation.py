@@ -15,7 +15,7 @@ from typing import Any
 from epfabric import messages
 
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
-from epfabric_agent.groups.part import Part
+from epfabric_agent.groups.part import DRAIN_MS, LEAVE_S, Part
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.opening import open_session
 from epfabric_agent.session.packets import Closed, Connection, Packet
@@ -27,6 +27,7 @@ HELLO_S = 30.0
 REQUESTS_PER_S = 50.0
 REQUEST_BURST = 200
 MAX_REGIONS = 256
+LONG_S = DRAIN_MS / 1000 + LEAVE_S + 5.0  # a leave that is cut off would never be ended
 _log = logging.getLogger(__name__)
 
 
@@ -153,12 +154,14 @@ class Conversation:
 
     async def _end(self, why: str) -> None:
         """Gives back all that the session held; bounded by the core's own bounds."""
-        if self._seat is not None:
-            part, local = self._seat
-            await part.lost(local, why)
-        if self._long is not None:
-            await asyncio.wait([self._long], timeout=30.0)
-            self._long.cancel()
-        for grant in self._grants:
-            self._services.quota.release(grant)
-        self._connection.close()
+        try:
+            if self._seat is not None:
+                part, local = self._seat
+                await part.lost(local, why)
+            if self._long is not None:
+                await asyncio.wait([self._long], timeout=LONG_S)
+                self._long.cancel()
+        finally:
+            for grant in self._grants:
+                self._services.quota.release(grant)
+            self._connection.close()

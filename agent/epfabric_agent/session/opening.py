@@ -35,13 +35,13 @@ async def open_session(
             raise Refusal("quota", str(error)) from error
         raise
     local = make_rank(hello, who, handle, pod, connection, services, grant)
+    # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
+    local.opening = asyncio.create_task(open_native(local, services))
     try:
-        await open_native(local, services)
+        await asyncio.shield(local.opening)
     except BaseException:
-        del part.ranks[hello.rank]
-        local.release()
-        services.changed()
+        await asyncio.shield(part.lost(local, "its hello was not finished"))
         raise
     services.changed()
     return part, local, reply(hello, pod, services)

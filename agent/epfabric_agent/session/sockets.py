@@ -22,6 +22,7 @@ from epfabric_agent.session.services import Services
 NAME = "agent.sock"
 BACKLOG = 64
 MAX_CONNECTIONS = 128
+PAUSE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +36,7 @@ class PodSocket:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sock, self._inode = _bind(pod.directory)
-        self._loop.add_reader(self._sock.fileno(), self._accept)
+        self._listen()
 
     @property
     def stale(self) -> bool:
@@ -60,20 +61,31 @@ class PodSocket:
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
 
+    def _listen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.add_reader(self._sock.fileno(), self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
+            # The connection that waits would call this again at once, for as long as that lasts.
             _log.error("cannot accept for %s: %s", self.pod.label, error)
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.call_later(PAUSE_S, self._listen)
             return
         if len(self._tasks) >= MAX_CONNECTIONS:
             sock.close()
             return
-        task = self._loop.create_task(
-            Conversation(Connection(sock), self.pod, self._services()).run()
-        )
+        try:
+            services = self._services()
+        except RuntimeError as error:
+            _log.warning("%s was turned away: %s", self.pod.label, error)
+            sock.close()
+            return
+        task = self._loop.create_task(Conversation(Connection(sock), self.pod, services).run())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -97,10 +109,10 @@ class Sockets:
     async def follow(self, pods: Iterable[Pod]) -> None:
         """Binds for new pods, and again where a directory was made anew; drops pods that went."""
         wanted = {pod.key: pod for pod in pods}
-        for key, known in list(self._sockets.items()):
-            if wanted.get(key) != known.pod or known.stale:
-                del self._sockets[key]
-                await known.close()
+        gone = [
+            k for k, known in self._sockets.items() if wanted.get(k) != known.pod or known.stale
+        ]
+        await asyncio.gather(*(self._sockets.pop(key).close() for key in gone))
         for key, pod in wanted.items():
             if key in self._sockets:
                 continue

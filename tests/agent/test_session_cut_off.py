@@ -1,0 +1,137 @@
+"""Conversations that are cut off at their worst moment give everything back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import resource
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from epfabric_agent.groups.hub import NoReporter
+from epfabric_agent.manifest.mode import group_pod
+from epfabric_agent.manifest.read import read
+from epfabric_agent.peers.client import Agent, PeerClient
+from epfabric_agent.pki import authority
+from epfabric_agent.pki.identity import NodeIdentity
+from epfabric_agent.runtime import Runtime
+from epfabric_agent.topology.machine import Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 20.0
+
+
+async def nobody(client: PeerClient, group: str) -> Agent | None:
+    return None
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[Runtime, Path]]:
+    """A runtime in this process with one group; its socket."""
+    identity = NodeIdentity("a", "moe", "127.0.6.2")
+    authority.make_authority(folder / "pki", 1)
+    authority.issue(folder / "pki", identity, 1, folder / "pki")
+    own = authority.load(folder / "pki", "a")
+    runtime = Runtime(identity, lambda: own, NoReporter(), nobody, Machine(), lambda: None)
+    pod = group_pod("moe", folder / "sockets")
+    pod.directory.mkdir(parents=True)
+    try:
+        await runtime.listen(0)
+        await runtime.apply(read(ROOT / "examples/two-agents/fabric.yaml").settings)
+        await runtime.sockets.follow([pod])
+        yield runtime, pod.directory / "agent.sock"
+    finally:
+        await asyncio.wait_for(runtime.close(), WAIT_S)
+
+
+def hello(rank: int = 0, world: int = 2) -> bytes:
+    fields: dict[str, Any] = {"type": "hello", "abi": 1, "rank": rank, "world_size": world}
+    return json.dumps(fields | {"gpu": None, "pid": 1}).encode()
+
+
+def connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    sock.connect(str(path))
+    return sock
+
+
+async def until(check: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not check():
+            await asyncio.sleep(0.01)
+    assert check(), what
+
+
+async def ask(sock: socket.socket, packet: bytes) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, packet)
+    answer: dict[str, Any] = json.loads(await asyncio.wait_for(loop.sock_recv(sock, 65536), WAIT_S))
+    return answer
+
+
+def files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_socket_that_goes_while_a_hello_is_served_leaves_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        with connected(path) as sock:
+            assert (await ask(sock, hello()))["ok"]
+        await until(lambda: not runtime.sessions, "the first session to end")
+        await until(lambda: not runtime.hub.parts, "the part to go")
+        before, threads = files(), threading.active_count()
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        for _ in range(20):
+            with connected(path) as sock:
+                sock.send(hello())
+                for _ in range(rng.randrange(12)):
+                    await asyncio.sleep(0)
+                    if rng.random() < 0.2:
+                        await asyncio.sleep(0.002)
+                await asyncio.wait_for(runtime.sockets.follow([]), WAIT_S)
+            await until(lambda: not runtime.sessions, "the session to end")
+            await runtime.sockets.follow([group_pod("moe", path.parent.parent)])
+        await until(lambda: runtime._quota.used_bytes == 0, "memory to be given back")
+        assert not runtime._ledger.taken()
+        assert runtime.core.current is not None
+        assert runtime.core.current.counters() == []
+        await until(lambda: files() <= before, "files to be closed")
+        assert threading.active_count() <= max(threads, 32 + 8)
+        with connected(path) as sock:
+            assert (await ask(sock, hello()))["ok"]
+
+
+async def test_an_agent_without_files_pauses_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as (_, path):
+        sock = connected(path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        waiting = connected(path)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            await asyncio.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert sum("cannot accept" in record.message for record in caplog.records) == 1
+        with sock, waiting:
+            assert (await ask(waiting, hello()))["ok"]
+
+
+async def test_an_agent_that_serves_nothing_turns_pods_away(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        services, runtime._services = runtime._services, None
+        with connected(path) as sock:
+            loop = asyncio.get_running_loop()
+            assert await asyncio.wait_for(loop.sock_recv(sock, 100), WAIT_S) == b""
+        runtime._services = services
