@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -132,6 +135,32 @@ async def test_who_does_not_coordinate_says_so(tmp_path: Path) -> None:
         with pytest.raises(NotCoordinator):
             await anext(link.messages())
         await link.close()
+
+
+async def test_a_link_that_is_closed_while_it_is_read_closes_its_socket(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+
+        async def once() -> None:
+            link = await there.client("n1").attend(Agent("served", there.endpoint), GROUP, "x:1", 0)
+            enter = pb.Enter(rank=5, world_size=2, pod="ns/p", region_bytes=0, blob=b"")
+            link.send(pb.ToCoordinator(enter=enter))
+            async with contextlib.aclosing(link.messages()) as said:
+                async for _ in said:
+                    break
+            await link.close()
+
+        await once()
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        gc.disable()  # a socket must not wait for that
+        try:
+            for _ in range(3):
+                await once()
+            async with asyncio.timeout(10):
+                while len(os.listdir("/proc/self/fd")) > before:
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
 
 
 async def test_a_stream_carries_a_refusal_and_ends_with_its_client(tmp_path: Path) -> None:

@@ -92,8 +92,10 @@ class RemoteLink:
         self._out.put_nowait(message)
 
     async def messages(self) -> AsyncGenerator[pb.ToMember, None]:
+        # Not `async for`: gRPC's iterator and its call hold each other, and with them the socket,
+        # until Python happens to collect cycles.
         try:
-            async for message in self._call:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
                 yield message
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
