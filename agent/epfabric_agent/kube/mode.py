@@ -18,7 +18,7 @@ from epfabric_agent.csi import records
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.kube import lease
 from epfabric_agent.kube.api import Api, ApiError, connect
-from epfabric_agent.kube.certificate_loop import Certificates
+from epfabric_agent.kube.certificate_loop import Certificates, by_api
 from epfabric_agent.kube.group_report import GroupReporter
 from epfabric_agent.kube.publish import StatusWriter
 from epfabric_agent.kube.settings import SettingsWatch, Wanted
@@ -66,7 +66,7 @@ class KubeMode:
         self._wanted: Wanted | None = None
         self._applied: Wanted | None = None
         self._wake = asyncio.Event()
-        self._certificates = Certificates(api, options.namespace, identity)
+        self._certificates = Certificates(identity, by_api(api, options.namespace, identity))
         self._reporter = GroupReporter(
             api, identity.fabric, self._own, lambda handle: self.runtime.barriers(handle)
         )
