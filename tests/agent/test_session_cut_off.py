@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -135,3 +136,59 @@ async def test_an_agent_that_serves_nothing_turns_pods_away(tmp_path: Path) -> N
             loop = asyncio.get_running_loop()
             assert await asyncio.wait_for(loop.sock_recv(sock, 100), WAIT_S) == b""
         runtime._services = services
+
+
+async def test_requests_out_of_order_are_refused_and_the_session_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        before = files()
+        register = b'{"type":"register","kind":"memfd","bytes":65536}'
+        join, leave = b'{"type":"join"}', b'{"type":"leave"}'
+
+        async def code(sock: socket.socket, packet: bytes) -> str:
+            answer = await ask(sock, packet)
+            return str(answer["error"]["code"]) if not answer["ok"] else "ok"
+
+        with connected(path) as sock:
+            assert await code(sock, join) == "bad-state"
+            assert await code(sock, register) == "bad-state"
+            assert await code(sock, hello(rank=5, world=2)) in ("rank", "bad-request")
+            assert await code(sock, hello(world=1)) == "ok"
+            assert await code(sock, hello(world=1)) == "bad-state"
+            assert await code(sock, register) == "bad-memfd"
+            assert await code(sock, b"[" * 60000) == "bad-request"
+            many = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]
+            socket.send_fds(sock, [register], many)
+            for fd in many:
+                os.close(fd)
+            loop = asyncio.get_running_loop()
+            said = json.loads(await asyncio.wait_for(loop.sock_recv(sock, 65536), WAIT_S))
+            assert said["error"]["code"] == "bad-request"
+            assert await code(sock, join) == "ok"
+            assert await code(sock, join) == "bad-state"
+            assert await code(sock, register) == "bad-state"
+            sock.send(leave)
+            sock.send(leave)
+            answer = json.loads(await asyncio.wait_for(loop.sock_recv(sock, 65536), WAIT_S))
+            codes = [answer.get("error", {}).get("code", "ok")]
+            if codes == ["bad-state"]:  # the second one was read while the first was served
+                answer = json.loads(await asyncio.wait_for(loop.sock_recv(sock, 65536), WAIT_S))
+                codes.append(answer.get("error", {}).get("code", "ok"))
+            assert codes[-1] == "ok"
+        await until(lambda: not runtime.hub.parts, "the part to go")
+        await until(lambda: files() <= before, "files to be closed")
+
+
+async def test_pods_that_never_read_end_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        before = files()
+        deaf = [connected(path) for _ in range(20)]
+        for sock in deaf:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                for _ in range(500):
+                    sock.send(b'{"type":"leave"}')
+        with connected(path) as sock:
+            assert (await ask(sock, hello()))["ok"]
+        for sock in deaf:
+            sock.close()
+        await until(lambda: not runtime.hub.parts, "the part to go")
+        await until(lambda: files() <= before, "files to be closed")
