@@ -28,6 +28,11 @@ PLAIN = "chart-plain"
 TEAM = "chart-team"
 OTHER = "chart-other"
 FABRIC = "chart-moe"
+# Nobody runs pods here, and a pod on a node that somebody left would never end.
+WITHOUT_PODS: Object = {
+    "operator": {"replicas": 0},
+    "csi": {"nodeSelector": {"epfabric.io/no-such-node": "true"}},
+}
 TEAM_A: Object = {"matchLabels": {"team": "a"}}
 
 
@@ -92,7 +97,7 @@ def stored_spec(admin: As, name: str) -> Object:
 def installed(admin: As, before: Object) -> Iterator[As]:
     """The chart and one fabric's parameters; waits until both policies decide."""
     try:
-        helm.install(admin.cluster.kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}})
+        helm.install(admin.cluster.kubeconfig, RELEASE, SYSTEM, WITHOUT_PODS)
         admin.create(fabric(FABRIC, TEAM_A))
         admin.create(binding(FABRIC, TEAM_A))
         wait_until_effective(admin)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart.conftest import RELEASE
+from chart.conftest import RELEASE, WITHOUT_PODS
 from chart.objects import SYSTEM, As, Object
 from harness import helm
 from harness.process import HarnessError
@@ -125,7 +125,7 @@ def inventory(admin: As) -> set[str]:
 def test_an_upgrade_changes_and_an_uninstall_leaves_only_the_definitions(admin: As) -> None:
     kubeconfig = admin.cluster.kubeconfig
     before = inventory(admin)
-    helm.install(kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}})
+    helm.install(kubeconfig, RELEASE, SYSTEM, WITHOUT_PODS)
     try:
         during = inventory(admin)
         assert "CSIDriver /csi.epfabric.io" in during
@@ -134,9 +134,7 @@ def test_an_upgrade_changes_and_an_uninstall_leaves_only_the_definitions(admin: 
         assert driver["spec"]["volumeLifecycleModes"] == ["Ephemeral"]
         assert driver["spec"]["podInfoOnMount"] is True
         assert driver["spec"]["attachRequired"] is False
-        helm.upgrade(
-            kubeconfig, RELEASE, SYSTEM, {"operator": {"replicas": 0}, "agent": {"port": 1}}
-        )
+        helm.upgrade(kubeconfig, RELEASE, SYSTEM, {**WITHOUT_PODS, "agent": {"port": 1}})
         (operator,) = admin.get("deployment", "epfabric-operator", SYSTEM)["spec"]["template"][
             "spec"
         ]["containers"]
