@@ -54,13 +54,13 @@ def main() -> int:
     failed = run_all(runnable)
     for name, reason in left_out.items():
         say(f"left out: {name} ({reason})")
-    verdict = "failed: " + ", ".join(failed) if failed else "all passed"
+    verdict = f"failures among {'; '.join(failed)}: named above" if failed else "all passed"
     say(f"{len(runnable)} tiers in {time.monotonic() - begun:.0f} s: {verdict}")
     return 1 if failed else 0
 
 
 def run_all(tiers: list[Tier]) -> list[str]:
-    """Returns the names of the groups that failed."""
+    """Runs two groups of tiers; returns those, by their tiers, in which something failed."""
     plain = [tier for tier in tiers if not tier.needs_builds]
     clustered = [tier for tier in tiers if tier.needs_builds]
     builds = start_builds() if clustered else None
