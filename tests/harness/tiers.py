@@ -6,6 +6,7 @@ Tiers without a cluster run first, while the programs that the others need are b
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -26,17 +27,21 @@ class Tier:
     missing: Callable[[], str | None] = lambda: None
 
 
+def no_root() -> str | None:
+    return None if os.geteuid() == 0 else "needs root, for mounts"
+
+
 TIERS = (
     Tier("repo", needs_builds=False),
     Tier("unit", needs_builds=False),
     Tier("headers", needs_builds=False),
     Tier("native", needs_builds=False),
     Tier("agent", needs_builds=False),
-    Tier("cluster", needs_builds=True),
-    Tier("contract", needs_builds=True),
-    Tier("chart", needs_builds=True),
-    Tier("telemetry", needs_builds=True),
-    Tier("demo", needs_builds=True),
+    Tier("cluster", needs_builds=True, missing=no_root),
+    Tier("contract", needs_builds=True, missing=no_root),
+    Tier("chart", needs_builds=True, missing=no_root),
+    Tier("telemetry", needs_builds=True, missing=no_root),
+    Tier("demo", needs_builds=True, missing=no_root),
 )
 
 
