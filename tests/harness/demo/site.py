@@ -19,7 +19,7 @@ from harness.demo.checks import Wrong
 from harness.demo.show import Show
 from harness.kubelet.kubelet import Kubelet
 from harness.nodes import Nodes
-from harness.process import Processes
+from harness.process import HarnessError, Processes
 from harness.prometheus import Prometheus
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -85,6 +85,7 @@ def run_nodes(cluster: Cluster) -> Iterator[Kubelet]:
             kubelet.stop()
     finally:
         nodes.stop()
+    nodes.delete()
 
 
 @contextmanager
@@ -93,21 +94,39 @@ def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[
     show.step(f"make {NODES} nodes and install the chart")
     with run_nodes(cluster) as kubelet:
         site = Site(cluster, prometheus, kubelet, show)
-        # Pods share this machine's network: take ports that nobody has.
-        ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
-        helm.install(cluster.kubeconfig, RELEASE, names.NAMESPACE, ports)
-        rollout = ("rollout", "status", "-n", names.NAMESPACE, f"--timeout={READY_SECONDS}s")
-        site.kubectl(*rollout, "deployment/epfabric-operator")
-        site.kubectl(*rollout, "daemonset/epfabric-csi")
-        show.note(site.kubectl("get", "nodes", "-o", "wide"))
-        show.note(site.kubectl("get", "pods", "-n", names.NAMESPACE, "-o", "wide"))
-        yield site
-        helm.uninstall(cluster.kubeconfig, RELEASE, names.NAMESPACE)
-        await_empty(
-            lambda: [pod["metadata"]["name"] for pod in site.pods(names.NAMESPACE, "")],
-            "pods of the chart",
-        )
-        show.note("chart uninstalled, none of its pods is left")
+        try:
+            install(site)
+            yield site
+            uninstall(site)
+        except (HarnessError, Wrong):
+            show.note(what_pods_do(site))
+            raise
+
+
+def install(site: Site) -> None:
+    # Pods share this machine's network: take ports that nobody has.
+    ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
+    helm.install(site.cluster.kubeconfig, RELEASE, names.NAMESPACE, ports)
+    rollout = ("rollout", "status", "-n", names.NAMESPACE, f"--timeout={READY_SECONDS}s")
+    site.kubectl(*rollout, "deployment/epfabric-operator")
+    site.kubectl(*rollout, "daemonset/epfabric-csi")
+    site.show.note(site.kubectl("get", "nodes", "-o", "wide"))
+    site.show.note(site.kubectl("get", "pods", "-n", names.NAMESPACE, "-o", "wide"))
+
+
+def uninstall(site: Site) -> None:
+    helm.uninstall(site.cluster.kubeconfig, RELEASE, names.NAMESPACE)
+    await_empty(
+        lambda: [pod["metadata"]["name"] for pod in site.pods(names.NAMESPACE, "")],
+        "pods of the chart",
+    )
+    site.show.note("chart uninstalled, none of its pods is left")
+
+
+def what_pods_do(site: Site) -> str:
+    """For whoever looks for the reason of a failure."""
+    looks = (["get", "pods", "-A", "-o", "wide"], ["events", "-A", "--types=Warning"])
+    return "\n".join(site.cluster.try_kubectl(*look).stdout for look in looks)
 
 
 def apply_fabric(site: Site) -> None:
