@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from epfabric_agent.groups.hub import Hub
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
 
+# Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
+QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,7 @@ class CoreEdge:
 
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError."""
+        os.environ |= dict.fromkeys(QUIET, "1")
         from epfabric_agent._native import Core
 
         loop = asyncio.get_running_loop()

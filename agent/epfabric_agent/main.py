@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 THREADS = 32
 STOP_S = 20.0
 LINGER_S = 2.0
-# Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
-QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 _log = logging.getLogger("epfabric-agent")
 
 
@@ -98,7 +96,6 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
 
     What still waits for an API server at the end is not waited for.
     """
-    os.environ |= dict.fromkeys(QUIET, "1")
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
     stop = asyncio.Event()

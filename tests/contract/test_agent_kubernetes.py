@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,30 +32,41 @@ JOB = {"apiVersion": "batch/v1", "kind": "Job"}
 class Site:
     stand: Stand
     fabric: str
+    commands: dict[str, list[str | Path]]
     agents: dict[str, Process]
     states: dict[str, Path]
     space: str
 
+    def start(self, node: str) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
+        processes, name = self.stand.cluster.processes, f"agent-{node}-{len(self.agents)}"
+        self.agents[node] = processes.start(name, self.commands[node], env=environ)
+
     def run(self, group: str, world: int) -> list[dict[str, object]]:
-        """A world of ranks, spread over the nodes, each by its own pod's socket."""
-        running = []
-        for rank in range(world):
-            node = list(self.agents)[rank * len(self.agents) // world]
-            socket = publish(self, node, group, rank)
-            wait_until(socket.exists, READY_S, "the pod's socket", self.agents[node])
-            command: list[str | Path] = [
-                *(sys.executable, ROOT / "examples/moe_rank.py", f"--socket={socket}"),
-                *(f"--rank={rank}", f"--world-size={world}", "--tokens=8", "--topk=4"),
-                *("--experts=16", "--iterations=1", "--barriers=50"),
-            ]
-            processes = self.stand.cluster.processes
-            running.append(processes.start(f"{self.fabric}-{group}-{rank}", command))
+        """A world of ranks, and what they printed at their end."""
         results = []
-        for process in running:
+        for process in self.ranks(group, world):
             code = process.wait(RUN_S)
             assert code == 0, process.tail()
             results.append(json.loads(process.log.read_text().strip().splitlines()[-1]))
         return results
+
+    def ranks(self, group: str, world: int, *options: str) -> list[Process]:
+        """They are spread over the nodes, each by its own pod's socket."""
+        running = []
+        for rank in range(world):
+            node = list(self.agents)[rank * len(self.agents) // world]
+            place = publish(self, node, group, rank)
+            wait_until(place.exists, READY_S, "the pod's socket", self.agents[node])
+            command: list[str | Path] = [
+                *(sys.executable, ROOT / "examples/moe_rank.py", f"--socket={place}"),
+                *(f"--rank={rank}", f"--world-size={world}", "--tokens=8", "--topk=4"),
+                *("--experts=16", "--iterations=1", "--barriers=50"),
+                *options,
+            ]
+            processes = self.stand.cluster.processes
+            running.append(processes.start(f"{self.fabric}-{group}-{rank}", command))
+        return running
 
 
 def publish(site: Site, node: str, group: str, rank: int) -> Path:
@@ -90,24 +104,22 @@ def site(stand: Stand, operator: Process) -> Iterator[Site]:
     space = f"{fabric}-jobs"
     stand.cluster.kubectl("create", "namespace", space)
     folder = stand.cluster.folder / fabric
-    agents, states = {}, {}
+    states: dict[str, Path] = {}
+    made = Site(stand, fabric, {}, {}, states, space)
     for index, node in enumerate(nodes):
         states[node] = folder / node
         states[node].mkdir(parents=True)
         config = stand.token_kubeconfig(folder, node)
-        agents[node] = stand.cluster.processes.start(
-            f"agent-{node}",
-            [
-                *(AGENT, f"--node={node}", f"--fabric={fabric}", f"--address=127.0.4.{index + 1}"),
-                *("--port=0", f"--state-dir={states[node]}", f"--kubeconfig={config}"),
-                f"--namespace={NAMESPACE}",
-            ],
-            env={k: v for k, v in os.environ.items() if not k.startswith("OTEL_")},
-        )
+        made.commands[node] = [
+            *(AGENT, f"--node={node}", f"--fabric={fabric}", f"--address=127.0.4.{index + 1}"),
+            *("--port=0", f"--state-dir={states[node]}", f"--kubeconfig={config}"),
+            f"--namespace={NAMESPACE}",
+        ]
+        made.start(node)
     try:
-        yield Site(stand, fabric, agents, states, space)
+        yield made
     finally:
-        for agent in agents.values():
+        for agent in made.agents.values():
             agent.stop()
         stand.cluster.kubectl("delete", "epfabric", fabric, "--ignore-not-found")
         stand.cluster.kubectl("delete", "namespace", space, "--wait=false")
@@ -159,15 +171,63 @@ def test_a_group_that_comes_again_has_the_next_epoch(site: Site) -> None:
     completed(site, "again", 2)
 
 
-def completed(site: Site, name: str, epoch: int) -> dict[str, Any]:
-    def group() -> dict[str, Any]:
-        found = site.stand.find("epgroup", name, "-n", site.space) or {}
-        return found if isinstance(found, dict) else {}
+def test_a_killed_agent_serves_its_pods_again_at_the_same_place(site: Site) -> None:
+    site.run("restarted", 2)
+    completed(site, "restarted", 1)
+    node = next(iter(site.agents))
+    place = publish(site, node, "restarted", 0)
+    directory = place.parent.stat().st_ino
+    site.agents[node].signal(signal.SIGKILL)
+    site.agents[node].wait(READY_S)
+    site.start(node)
 
+    wait_until(lambda: listens(place), READY_S, "the pod's socket", site.agents[node])
+    assert place.parent.stat().st_ino == directory
+    assert {result["epoch"] for result in site.run("restarted", 2)} == {2}
+
+
+def test_a_group_ends_in_order_while_the_api_server_is_away(site: Site) -> None:
+    """The ranks leave while it is stopped; the EPGroup is written when it is back."""
+    server = api_server(site)
+    running = site.ranks("away", 2, "--hold-s=4")
+    ready = lambda: group_of(site, "away").get("status", {}).get("phase") == "Ready"  # noqa: E731
+    try:
+        site.stand.eventually(ready, "the group to be Ready", *site.agents.values())
+        os.kill(server, signal.SIGSTOP)
+        for process in running:
+            assert process.wait(RUN_S) == 0, process.tail()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    completed(site, "away", 1)
+
+
+def api_server(site: Site) -> int:
+    """Its process."""
+    port = f"--secure-port={site.stand.cluster.url.rpartition(':')[2]}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if port in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    assert len(found) == 1
+    return found[0]
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def completed(site: Site, name: str, epoch: int) -> dict[str, Any]:
     def done() -> bool:
-        status = group().get("status", {})
+        status = group_of(site, name).get("status", {})
         ended = status.get("phase") == "Completed" and status.get("epoch") == epoch
         return ended and "barriers" in status
 
     site.stand.eventually(done, f"group {name} to complete epoch {epoch}", *site.agents.values())
-    return group()
+    return group_of(site, name)
+
+
+def group_of(site: Site, name: str) -> dict[str, Any]:
+    found = site.stand.find("epgroup", name, "-n", site.space) or {}
+    return found if isinstance(found, dict) else {}
