@@ -35,6 +35,7 @@ class CoreSettings:
 
 class CoreEdge:
     def __init__(self, address: str, hub: Hub) -> None:
+        os.environ |= dict.fromkeys(QUIET, "1")  # before anything loads the native module
         self._address = address
         self._hub = hub
         self._event_fd = -1
@@ -44,7 +45,6 @@ class CoreEdge:
 
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError."""
-        os.environ |= dict.fromkeys(QUIET, "1")
         from epfabric_agent._native import Core
 
         loop = asyncio.get_running_loop()

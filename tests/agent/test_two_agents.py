@@ -110,6 +110,14 @@ def test_a_connection_that_misbehaves_harms_nobody(pair: TwoAgents) -> None:
     epoch_of(pair, "unharmed")
 
 
+def test_an_agent_with_a_core_still_heeds_signals_itself() -> None:
+    """A library that libfabric loads would else take SIGTERM over, and end the agent with 1."""
+    with two_agents() as fresh:
+        for agent in fresh.agents.values():
+            assert agent.stop() == 0, agent.tail()
+            assert says(agent, "ending")
+
+
 def test_a_second_agent_of_one_node_is_refused(pair: TwoAgents) -> None:
     second = pair.start("a", name="second-a")
     assert second.wait(WAIT_S) == 2
