@@ -62,8 +62,9 @@ class Run:
 
     def await_text(self, text: str) -> None:
         deadline = time.monotonic() + RUN_SECONDS
-        while text not in self.text and time.monotonic() < deadline:
+        while text not in self.text:
             assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
             time.sleep(0.1)
 
     def left(self) -> list[int]:

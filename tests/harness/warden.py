@@ -50,7 +50,8 @@ class Warden:
 
     def handle(self, request: dict[str, Any]) -> None:
         if "signal" in request:
-            send_signal(request["pid"], request["signal"])
+            if request["pid"] in self.alive:
+                send_signal(request["pid"], request["signal"])
             return
         try:
             pid = spawn(request)
@@ -96,12 +97,12 @@ class Warden:
 
 
 def spawn(request: dict[str, Any]) -> int:
+    name = request["argv"][0]
+    path = shutil.which(name, path=request["env"].get("PATH", os.defpath))
+    if path is None:
+        raise FileNotFoundError(f"no program {name!r} on PATH")
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
-    argv = request["argv"]
-    path = shutil.which(argv[0], path=request["env"].get("PATH", os.defpath))
-    if path is None:
-        raise FileNotFoundError(f"no program {argv[0]!r} on PATH")
     # Held back until the child no longer ignores them: a signal right after the start must count.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:

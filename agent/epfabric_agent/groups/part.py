@@ -157,6 +157,9 @@ class Part:
                 except LinkBroken as error:
                     _log.info("group %s: link broken: %s", self.group, error)
                     await asyncio.sleep(LOOK_S)
+                except Exception:
+                    _log.exception("group %s: following its coordinator failed", self.group)
+                    await asyncio.sleep(LOOK_MOST_S)
         finally:
             self._task = None
             if self._wants_link():  # a rank joined while this task was being ended
@@ -230,10 +233,10 @@ class Part:
         self._last_epoch = plan.epoch
         if len(ranks) != len(mine) or any(r.stage is not Stage.JOINING for r in ranks):
             error = "a rank of this node ended while the group opened"
-            for local in ranks:
-                self._refused(pb.Refused(rank=local.rank, code="group-failed", message=error))
+            self._refuse_all(ranks, error)
         elif self.epoch is not None:
             error = f"epoch {self.epoch.number} has not ended on this node"
+            self._refuse_all(ranks, error)
         else:
             self.epoch = LocalEpoch(self._context.core, plan, ranks, me)
             self._handle = 0
@@ -254,6 +257,10 @@ class Part:
             local.stage = Stage.JOINED
             local.settle(messages.JoinReply(epoch=number, regions=epoch.regions))
         self._context.changed()
+
+    def _refuse_all(self, ranks: Iterable[LocalRank], error: str) -> None:
+        for local in ranks:
+            self._refused(pb.Refused(rank=local.rank, code="group-failed", message=error))
 
     def _refused(self, refused: pb.Refused) -> None:
         local = self.ranks.get(refused.rank)
@@ -297,6 +304,11 @@ class Part:
         if epoch is None or epoch.failing:
             return
         _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
+        epoch.failing = True
+        await asyncio.shield(self._aside(self._end(epoch, reason)))
+
+    async def _end(self, epoch: LocalEpoch, reason: str) -> None:
+        """A task of its own: whoever waits for it may be cancelled."""
         await end_failed(epoch, reason, self._context.observe)
         self._count_no_more(epoch)
         self.epoch = None
@@ -311,14 +323,17 @@ class Part:
         for local in gone:
             local.stage = Stage.OVER
             local.settle(Refusal("group-failed", local.failure or "the session ended").reply())
+        await asyncio.shield(self._aside(self._give_back(gone)))
+        if not self._wants_link() and self._task not in (None, asyncio.current_task()):
+            self._stop_following()
+        self._context.changed()
+
+    async def _give_back(self, gone: list[LocalRank]) -> None:
         await asyncio.to_thread(self._context.observe)
         await asyncio.gather(*(drop(local) for local in gone))
         for local in gone:
             if self.ranks.get(local.rank) is local:
                 del self.ranks[local.rank]
-        if not self._wants_link() and self._task not in (None, asyncio.current_task()):
-            self._stop_following()
-        self._context.changed()
 
     def _stop_following(self) -> None:
         if self._task is not None:

@@ -92,8 +92,10 @@ class GroupReporter:
                     tries.pop(group, None)
                     continue
                 tries[group] = tries.get(group, 0) + 1
-                if tries[group] > MAX_TRIES and self._reports[group].ended:
-                    del self._reports[group], tries[group]
+                known = self._reports.get(group)
+                if known is None or (tries[group] > MAX_TRIES and known.ended):
+                    self._reports.pop(group, None)
+                    del tries[group]
                     continue
                 failed = max(failed, tries[group])
                 self._dirty.add(group)
@@ -104,7 +106,9 @@ class GroupReporter:
                 self._wake.set()
 
     async def _write(self, group: str) -> bool:
-        report = self._reports[group]
+        report = self._reports.get(group)
+        if report is None:  # forgotten while another one was being written
+            return True
         try:
             await asyncio.to_thread(self._apply, group, report)
         except ApiError as error:

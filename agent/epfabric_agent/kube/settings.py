@@ -73,8 +73,12 @@ class SettingsWatch:
                         return
             except ApiError as error:
                 _log.warning("cannot watch the EPFabricNode %s: %s", self._node, error)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MOST_S)
+            except Exception:
+                _log.exception("watching the EPFabricNode %s failed", self._node)
+            else:
+                continue
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MOST_S)
 
     def _see(self, wanted: Wanted | None) -> None:
         if wanted != self._last:

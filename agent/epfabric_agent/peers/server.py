@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, Protocol
 
@@ -18,6 +19,8 @@ from epfabric_agent.proto import peer_pb2_grpc
 
 ATTACH_S = 5.0
 STOP_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class Coordinators(Protocol):
@@ -65,9 +68,14 @@ class PeerService(peer_pb2_grpc.PeerServicer):
 
 
 async def _read(requests: AsyncIterator[pb.ToCoordinator], to: Coordinator, seat: Any) -> None:
-    async for message in requests:
-        to.receive(seat, message)
-    to.detach(seat, "it ended its part in the group")
+    why = "it ended its part in the group"
+    try:
+        async for message in requests:
+            to.receive(seat, message)
+    except Exception as error:
+        _log.info("node %s: reading from its agent ended", seat.node, exc_info=True)
+        why = f"its connection broke ({type(error).__name__})"
+    to.detach(seat, why)
     seat.outbox.put_nowait(None)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epfabric import messages
 
@@ -22,6 +23,9 @@ from epfabric_agent.session.packets import Closed, Connection, Packet
 from epfabric_agent.session.quota import Grant, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.session.services import Services
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import RegionInfo, Session
 
 HELLO_S = 30.0
 REQUESTS_PER_S = 50.0
@@ -115,17 +119,14 @@ class Conversation:
             grant = self._services.quota.grant(self._pod.key, request.bytes)
         except QuotaError as error:
             raise Refusal("quota", str(error)) from error
+        self._grants.append(grant)  # until the session is closed, also where this is cut off
         try:
-            region = await asyncio.to_thread(
-                local.session.register_memfd, packet.fds[0], request.bytes
-            )
+            work = asyncio.create_task(map_region(local.session, packet.fds[0], request.bytes))
+            region = await asyncio.shield(work)
         except NativeError as error:
+            self._grants.remove(grant)
             self._services.quota.release(grant)
             raise Refusal("bad-memfd", str(error)) from error
-        except BaseException:
-            self._services.quota.release(grant)
-            raise
-        self._grants.append(grant)
         return messages.RegisterReply(
             region=region.region, offset=region.offset, bytes=region.bytes
         )
@@ -135,6 +136,9 @@ class Conversation:
             reply = await work
         except Refusal as refusal:
             reply = refusal.reply()
+        except Exception:
+            _log.exception("a request failed")
+            reply = Refusal("internal", "the agent failed; its log on the node says why").reply()
         with contextlib.suppress(Closed):
             self._connection.send(reply)
         return isinstance(reply, messages.LeaveReply)
@@ -165,3 +169,16 @@ class Conversation:
             for grant in self._grants:
                 self._services.quota.release(grant)
             self._connection.close()
+
+
+def map_region(session: Session, fd: int, size_bytes: int) -> Coroutine[Any, Any, RegionInfo]:
+    """With a descriptor of its own: the thread outlives a packet whose conversation is cut off."""
+    own = os.dup(fd)
+
+    async def work() -> RegionInfo:
+        try:
+            return await asyncio.to_thread(session.register_memfd, own, size_bytes)
+        finally:
+            os.close(own)
+
+    return work()
