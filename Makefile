@@ -5,7 +5,7 @@ BOOTSTRAP := bash tests/harness/bootstrap.sh
 RUN := PYTHONPATH=tests:examples .venv/bin/python
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test check bench cluster
+.PHONY: help demo test check cluster
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

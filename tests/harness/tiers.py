@@ -60,7 +60,7 @@ def main() -> int:
     for name, reason in left_out.items():
         say(f"left out: {name} ({reason})")
     verdict = f"failures among {'; '.join(failed)}: named above" if failed else "all passed"
-    say(f"{len(runnable)} tiers in {time.monotonic() - begun:.0f} s: {verdict}")
+    say(f"{len(runnable)} of {len(TIERS)} tiers in {time.monotonic() - begun:.0f} s: {verdict}")
     return 1 if failed else 0
 
 

@@ -92,7 +92,7 @@ def report(
     rows = checks.rows_by_pair(expected, telemetry.bytes_by_pair(), carried)
     show.note(f"Bytes per pair of agents\n{table(heads, rows)}")
     verified = sum(int(str(result["bytes_verified"])) for result in results)
-    show.note(f"\nevery one of {verified:,} bytes was as numpy says")
+    show.note(f"\nthe ranks compared {verified:,} bytes (rows, combined tokens): all equal")
 
 
 def group_of(results: list[dict[str, object]]) -> str:

@@ -49,7 +49,7 @@ QUERIES = {
         'sum by (epfabric_op) (epfabric_commands_total{$group, epfabric_result="completed"})',
     ),
     "commands_per_second": Query(
-        "Commands per second, the best 10 s of each agent",
+        "Commands per second, mean of the best 10 s of each agent (the exchange is shorter)",
         "instance",
         "commands/s",
         "max_over_time(sum by (instance) (rate(epfabric_commands_total{$group}[10s]))[15m:1s])",

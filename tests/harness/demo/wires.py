@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
+from harness.process import HarnessError
+
 SOCKET = re.compile(r"^ESTAB\s+\d+\s+\d+\s+(\S+)\s+(\S+)(?:\s+users:\(\((.*)\)\))?")
 SENT = re.compile(r"\bbytes_acked:(\d+)")
 PID = re.compile(r"pid=(\d+)")
@@ -83,4 +85,7 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._end.wait(self.interval_s):
-            self.look()
+            try:
+                self.look()
+            except (HarnessError, subprocess.SubprocessError):
+                continue  # Ctrl-C reaches kubectl too, and a later look sees what this one missed
