@@ -44,15 +44,17 @@ class CoreEdge:
         self.settings: CoreSettings | None = None
 
     async def use(self, settings: CoreSettings | None) -> None:
-        """Closes the core and makes one with `settings`. Raises NativeError."""
-        from epfabric_agent._native import Core
+        """Closes the core and makes one with `settings`. Raises NativeError where it cannot."""
+        from epfabric_agent._native import Core, NativeError
 
         loop = asyncio.get_running_loop()
         if self.current is not None:
             loop.remove_reader(self._event_fd)
-            closing, self.current = self.current, None
-            await asyncio.to_thread(closing.close)
-        self.settings = None
+            closing, self.current, self.settings = self.current, None, None
+            try:
+                await asyncio.to_thread(closing.close)
+            except NativeError as error:
+                _log.error("the old core did not end cleanly: %s", error)
         if settings is None:
             return
         address = self._address
