@@ -96,7 +96,7 @@ class RemoteRank:
 
 @final
 class Session:
-    """One rank of one pod. Usable by one thread at a time; close() ends it (idempotent)."""
+    """One rank of one pod. Calls may overlap; close() ends it and them (idempotent)."""
     @property
     def rank(self) -> int: ...
     @property

@@ -1,6 +1,6 @@
 """The program `epfabric-agent`: one per node, or `epfabric-agent pki` to make certificates.
 
-Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ran; 2 cannot start as it was told.
+Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot start or go on.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from epfabric_agent.session.services import Services
 from epfabric_agent.session.sockets import Sockets
 from epfabric_agent.telemetry import config as telemetry_config
 from epfabric_agent.telemetry import runtime as telemetry_runtime
-from epfabric_agent.telemetry.snapshot import Snapshot
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
@@ -148,10 +147,6 @@ class Runtime:
             local=self._ledger.local,
             behind=self._behind,
         )
-
-    def snapshot(self) -> Snapshot:
-        """What telemetry sees; may be called from any thread."""
-        return self._sampler()
 
     def barriers(self, handle: int) -> BarrierStatistics | None:
         """Statistics of the epoch with this handle, on the leader's node."""

@@ -1,6 +1,6 @@
 """What the core counts, with the names that people know: the source of telemetry and statistics.
 
-Called from the exporter's thread too, so it only reads: parts and ranks are replaced, not changed.
+Called from the exporter's thread too, so it only reads, and copies what it walks over.
 """
 
 from __future__ import annotations

@@ -89,6 +89,14 @@ def cache() -> Path:
     return Path(os.environ.get("EPFABRIC_CACHE") or default)
 
 
+def uv() -> Path:
+    """The uv that bootstrap.sh installed."""
+    found = next(cache().glob("uv-*/bin/uv"), None)
+    if found is None:
+        raise HarnessError("there is no uv in the cache: run `bash tests/harness/bootstrap.sh`")
+    return found
+
+
 def programs(name: str) -> dict[str, Path]:
     """Builds the set if need be; returns the path of each program."""
     wanted = SETS[name]

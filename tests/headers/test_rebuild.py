@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.build import uv
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = sorted((ROOT / "kernels/epfabric/include/epfabric").glob("*.h"))
@@ -30,15 +31,6 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 def build_wheel(*arguments):
     return build_editable(*arguments)
 """
-
-
-def uv() -> str:
-    found = shutil.which("uv") or next(
-        map(str, Path.home().glob(".cache/epfabric/uv-*/bin/uv")), None
-    )
-    if found is None:
-        pytest.skip("uv is not on the path")
-    return found
 
 
 def cache_keys(project: str) -> str:
@@ -69,7 +61,7 @@ def test_uv_builds_again_after_a_shared_header_changed(project: str, tmp_path: P
     log = tmp_path / "builds"
     environment = {**os.environ, "BUILD_LOG": str(log), "UV_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("VIRTUAL_ENV", None)
-    program = uv()
+    program = str(uv())
 
     def builds() -> int:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a node's part of a group needs of its agent; made once by the agent, used by groups.part."""
+"""What a part of a group needs of its agent; made anew when settings change, for groups.part."""
 
 from __future__ import annotations
 

@@ -102,10 +102,6 @@ class Sockets:
         self._services = services
         self._sockets: dict[str, PodSocket] = {}
 
-    @property
-    def pods(self) -> int:
-        return len(self._sockets)
-
     async def follow(self, pods: Iterable[Pod]) -> None:
         """Binds for new pods, and again where a directory was made anew; drops pods that went."""
         wanted = {pod.key: pod for pod in pods}

@@ -115,7 +115,7 @@ def write(folder: Path, contents: Mapping[str, Content], group: int | None) -> N
         fresh.chmod(content.mode)
         if group is not None:
             os.chown(fresh, 0, group)
-            fresh.chmod(content.mode | (content.mode >> 3 & 0o040) | 0o040)
+            fresh.chmod(content.mode | 0o040)
         fresh.replace(file)
     for file in folder.rglob("*"):
         if file.is_file() and str(file.relative_to(folder)) not in contents:

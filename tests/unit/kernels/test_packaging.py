@@ -1,13 +1,12 @@
 """What a pod installs: a pure wheel with the headers, that drags nothing of the node along."""
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import pytest
+from harness.build import uv
 
 ROOT = Path(__file__).resolve().parents[3]
 NOT_IN_A_POD = ["epfabric_agent", "epfabric_host", "epfabric_crds", "cuda", "torch", "grpc"]
@@ -34,11 +33,8 @@ def test_the_rank_program_never_imports_the_agent() -> None:
 
 
 def test_the_wheel_is_pure_and_carries_the_headers(tmp_path: Path) -> None:
-    uv = shutil.which("uv") or next(map(str, Path.home().glob(".cache/epfabric/uv-*/bin/uv")), None)
-    if uv is None:
-        pytest.skip("uv is not on the path")
     subprocess.run(
-        [uv, "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT / "kernels")],
+        [str(uv()), "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT / "kernels")],
         capture_output=True, timeout=120, check=True, env={**os.environ, "UV_NO_PROGRESS": "1"},
     )  # fmt: skip
     (wheel,) = tmp_path.glob("*.whl")
