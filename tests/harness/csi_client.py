@@ -23,6 +23,8 @@ NODE = "/csi.v1.Node/"
 REGISTRATION = "/pluginregistration.Registration/"
 SINGLE_NODE_WRITER = 1
 TIMEOUT_S = 20.0
+# Channels share connections by address, and a descriptor's number comes back for another folder.
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class CsiError(Exception):
@@ -110,7 +112,9 @@ def channel_to(socket: Path) -> Iterator[grpc.Channel]:
     try:
         with (
             open_folder(socket.parent) as folder,
-            grpc.insecure_channel(f"unix:/proc/self/fd/{folder}/{socket.name}") as channel,
+            grpc.insecure_channel(
+                f"unix:/proc/self/fd/{folder}/{socket.name}", options=OWN_CONNECTION
+            ) as channel,
         ):
             yield channel
     except FileNotFoundError as error:
