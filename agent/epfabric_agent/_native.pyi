@@ -42,7 +42,8 @@ class RingCount(TypedDict):
     completed: int
     depth: int  # slots taken but not completed yet
     ops: dict[str, int]  # completed by op: write, signal, drain, barrier
-    refused: dict[str, int]  # by reason, only those that occurred
+    refused: dict[str, int]  # commands by reason, only those that occurred
+    refused_slots: dict[str, int]  # the same in slots: a CAS has two
 
 class DestinationCount(TypedDict):
     rank: int

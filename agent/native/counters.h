@@ -24,8 +24,9 @@ class Count {
 };
 
 struct alignas(64) RingCount {
-  Count writes, signals, drains, barriers;  // completed
-  std::array<Count, static_cast<size_t>(Refusal::kCount)> refused;
+  Count writes, signals, drains, barriers;                                // completed
+  std::array<Count, static_cast<size_t>(Refusal::kCount)> refused;        // commands, by reason
+  std::array<Count, static_cast<size_t>(Refusal::kCount)> refused_slots;  // a CAS has two
 };
 
 // What one proxy sent to one destination rank.

@@ -58,17 +58,20 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
   return out;
 }
 
+nb::dict by_reason(const std::array<Count, static_cast<size_t>(Refusal::kCount)>& counts) {
+  nb::dict out;
+  for (size_t i = 1; i < counts.size(); ++i) {
+    if (const uint64_t n = counts[i].get(); n != 0) out[name_of(static_cast<Refusal>(i))] = n;
+  }
+  return out;
+}
+
 nb::dict ring_dict(const Ring& ring) {
-  nb::dict ops, refused, out;
+  nb::dict ops, out;
   ops["write"] = ring.count().writes.get();
   ops["signal"] = ring.count().signals.get();
   ops["drain"] = ring.count().drains.get();
   ops["barrier"] = ring.count().barriers.get();
-  for (size_t i = 1; i < ring.count().refused.size(); ++i) {
-    if (const uint64_t n = ring.count().refused[i].get(); n != 0) {
-      refused[name_of(static_cast<Refusal>(i))] = n;
-    }
-  }
   const uint64_t retired = ring.retired();  // before taken: the depth is never negative
   const uint64_t taken = ring.taken();
   out["ring"] = ring.index();
@@ -76,7 +79,8 @@ nb::dict ring_dict(const Ring& ring) {
   out["completed"] = retired;
   out["depth"] = taken - retired;
   out["ops"] = ops;
-  out["refused"] = refused;
+  out["refused"] = by_reason(ring.count().refused);
+  out["refused_slots"] = by_reason(ring.count().refused_slots);
   return out;
 }
 

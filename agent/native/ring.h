@@ -60,9 +60,9 @@ class Ring {
         return true;
       }
       const bool half = cas && op_of(second.lo) != Op::kCasSwap;
-      note_refusal(half ? Refusal::kHalfCas : checked.refusal);
-      pass_over();
-      if (cas && !half) pass_over();  // one command, two slots
+      const uint32_t slots = cas && !half ? 2 : 1;
+      note_refusal(half ? Refusal::kHalfCas : checked.refusal, slots);
+      for (uint32_t i = 0; i < slots; ++i) pass_over();
       budget -= 1;
     }
     return holding_;
@@ -83,7 +83,7 @@ class Ring {
   void give_up(Refusal refusal) {
     holding_ = false;
     window_[consumer_.next & (depth_ - 1)].op = Op::kInvalid;
-    note_refusal(refusal);
+    note_refusal(refusal, 1);
     consumer_.next += 1;
     taken_.store(consumer_.next, std::memory_order_release);
   }
@@ -123,8 +123,9 @@ class Ring {
     taken_.store(consumer_.next, std::memory_order_release);
   }
 
-  void note_refusal(Refusal refusal) {
+  void note_refusal(Refusal refusal, uint32_t slots) {
     count_.refused[static_cast<size_t>(refusal)].add(1);
+    count_.refused_slots[static_cast<size_t>(refusal)].add(slots);
     refused_ += 1;
     platform::store_release(&shared_->last_refused_ticket, consumer_.next);
     platform::store_release(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));

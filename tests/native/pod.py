@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -150,10 +151,11 @@ class Pod:
 
 @dataclass
 class Node:
-    """One core and the pods on it."""
+    """One core and the pods of one group on it."""
 
     core: _native.Core
     ranks: list[int]
+    group: int = 1
     pods: list[Pod] = field(default_factory=list)
 
     def open(
@@ -161,7 +163,7 @@ class Node:
     ) -> None:
         for rank in self.ranks:
             session = self.core.open_session(
-                group=1,
+                group=self.group,
                 rank=rank,
                 world=world,
                 rings=rings,
@@ -176,7 +178,11 @@ class Node:
 
 
 class Group:
-    """Nodes of one process, joined into one group over the named provider."""
+    """Nodes of one process, joined into one group over the named provider.
+
+    `prepare` is called with each pod before the group opens. `beside` is a group whose cores this
+    one, with the next number, shares; its owner closes them.
+    """
 
     def __init__(
         self,
@@ -190,12 +196,22 @@ class Group:
         nbytes: int = 1 << 20,
         barrier_timeout_ms: int = 30000,
         epoch: int = 1,
+        prepare: Callable[[Pod], None] = lambda pod: None,
+        beside: Group | None = None,
         **core: object,
     ) -> None:
+        self.number: int = beside.number + 1 if beside else 1
+        self._guest = beside is not None
         self.world = sum(len(ranks) for ranks in nodes)
         counts = proxies if isinstance(proxies, list) else [proxies] * len(nodes)
-        self.nodes = [
-            Node(_native.Core(address=f"127.0.1.{i + 1}", provider=provider, **core), ranks)  # type: ignore[arg-type]
+        self.nodes: list[Node] = [
+            Node(
+                beside.nodes[i].core
+                if beside
+                else _native.Core(address=f"127.0.1.{i + 1}", provider=provider, **core),  # type: ignore[arg-type]
+                ranks,
+                self.number,
+            )
             for i, ranks in enumerate(nodes)
         ]
         for node, count in zip(self.nodes, counts, strict=True):
@@ -203,6 +219,8 @@ class Group:
         self.pods = sorted(
             (pod for node in self.nodes for pod in node.pods), key=lambda pod: pod.rank
         )
+        for pod in self.pods:
+            prepare(pod)
         blobs = [pod.session.describe() for pod in self.pods]
         for i, node in enumerate(self.nodes):
             remote = [
@@ -212,18 +230,25 @@ class Group:
                 if j != i
             ]
             node.core.open_epoch(
-                1, epoch, [pod.session for pod in node.pods], remote, 0, nodes, barrier_timeout_ms
+                self.number,
+                epoch,
+                [pod.session for pod in node.pods],
+                remote,
+                0,
+                nodes,
+                barrier_timeout_ms,
             )
         for node in self.nodes:
-            node.core.start_epoch(1)
+            node.core.start_epoch(self.number)
 
     def close(self) -> None:
         for node in self.nodes:
-            node.core.close_epoch(1)
+            node.core.close_epoch(self.number)
         for node in self.nodes:
             for pod in node.pods:
                 pod.session.close()
-            node.core.close()
+            if not self._guest:
+                node.core.close()
 
     def __enter__(self) -> Group:
         return self

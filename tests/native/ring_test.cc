@@ -115,6 +115,7 @@ TEST_CASE("a CAS is taken when both its slots are visible, whichever came first"
   CHECK_FALSE(at.take());
   CHECK(at.ring.taken() == 2);
   CHECK(at.ring.count().refused[static_cast<size_t>(Refusal::kUnsupported)].get() == 1);
+  CHECK(at.ring.count().refused_slots[static_cast<size_t>(Refusal::kUnsupported)].get() == 2);
   at.ring.retire();
   CHECK(at.shared.completed == 2);
   CHECK(at.shared.refused == 1);

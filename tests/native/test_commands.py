@@ -69,7 +69,11 @@ def test_every_refusal_is_counted_by_reason_and_told(nodes: list[list[int]]) -> 
         pod.run(1, (head(CAS_SWAP), 8))
         expected["unsupported"] += 1  # one command in two slots
         assert pod.counter(1, "last_refused_ticket") == pod.head[1] - 2
-        assert pod.session.counters()["rings"][1]["refused"] == expected
+        counted = pod.session.counters()["rings"][1]
+        assert counted["refused"] == expected
+        expected_slots = expected | {"unsupported": expected["unsupported"] + 1}
+        assert counted["refused_slots"] == expected_slots
+        assert counted["completed"] == sum(expected_slots.values())
         assert pod.counter(1, "refused") == sum(expected.values())
         pod.run(1, write(1, 0, 0, SIZE, signal=0, advance=9))  # the ring goes on
         until(lambda: group.pods[1].signal_value(0, 1, 0) == 9, "the signal")

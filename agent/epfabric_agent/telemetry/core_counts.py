@@ -18,11 +18,15 @@ def session_sample(
     """`nodes`: names in the order of the `nodes` that open_epoch was given."""
     completed: dict[str, int] = {}
     refused: dict[str, int] = {}
+    refused_slots: dict[str, int] = {}
     for ring in counts["rings"]:
-        for op, count in ring["ops"].items():
-            completed[op] = completed.get(op, 0) + count
-        for reason, count in ring["refused"].items():
-            refused[reason] = refused.get(reason, 0) + count
+        for counted, total in (
+            (ring["ops"], completed),
+            (ring["refused"], refused),
+            (ring["refused_slots"], refused_slots),
+        ):
+            for name, count in counted.items():
+                total[name] = total.get(name, 0) + count
     return SessionSample(
         namespace=namespace,
         group=group,
@@ -30,6 +34,7 @@ def session_sample(
         rank=counts["rank"],
         completed=completed,
         refused=refused,
+        refused_slots=refused_slots,
         fifo_depth=sum(ring["depth"] for ring in counts["rings"]),
         inflight=sum(proxy["inflight"] for proxy in counts["proxies"]),
         peers=_peers(counts, nodes),

@@ -32,6 +32,7 @@ STRAGGLERS = MetricInfo(
     "epfabric.barrier.stragglers", "counter", "{barrier}", "Barriers that waited last for this rank"
 )
 COMMANDS = MetricInfo("epfabric.commands", "counter", "{command}", "Commands retired, by result")
+SLOTS = MetricInfo("epfabric.slots", "counter", "{slot}", "Slots of retired commands, by result")
 WRITES = MetricInfo("epfabric.writes", "counter", "{write}", "Writes sent to a node's ranks")
 BYTES = MetricInfo("epfabric.bytes", "counter", "By", "Payload sent to a node's ranks")
 SIGNALS = MetricInfo("epfabric.signals", "counter", "{signal}", "Signals sent to a node's ranks")
@@ -45,6 +46,7 @@ METRICS = (
     BARRIER_DURATION,
     STRAGGLERS,
     COMMANDS,
+    SLOTS,
     WRITES,
     BYTES,
     SIGNALS,
@@ -98,6 +100,10 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
         yield read(COMMANDS, count, (RESULT, "completed"), (OP, op))
     for reason, count in session.refused.items():
         yield read(COMMANDS, count, (RESULT, "refused"), (REASON, reason))
+    # Every op that runs takes one slot.
+    yield read(SLOTS, sum(session.completed.values()), (RESULT, "completed"))
+    for reason, count in session.refused_slots.items():
+        yield read(SLOTS, count, (RESULT, "refused"), (REASON, reason))
     for peer in session.peers:
         route = ((PEER, peer.node), (TRANSPORT, peer.transport))
         yield read(WRITES, peer.writes, *route)

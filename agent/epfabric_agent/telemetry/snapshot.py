@@ -41,6 +41,8 @@ class SessionSample:
     """Commands retired without being refused, by op, over all rings."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Refused commands by reason."""
+    refused_slots: Mapping[str, int] = field(default_factory=dict)
+    """The same in slots."""
     fifo_depth: int = 0
     """Slots taken from the rings and not yet retired."""
     inflight: int = 0

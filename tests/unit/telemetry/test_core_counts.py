@@ -22,7 +22,8 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "completed": 8,
                 "depth": 2,
                 "ops": {"write": 5, "drain": ring},
-                "refused": {"rank-left": 1} if ring else {},
+                "refused": {"unsupported": 1} if ring else {},
+                "refused_slots": {"unsupported": ring} if ring else {},
             }
             for ring in range(3)
         ],
@@ -47,7 +48,8 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     got = session_sample(counts, namespace="ns", group="a", handle=7, nodes=["n0", "n1"])
     assert (got.rank, got.handle) == (2, 7)
     assert got.completed == {"write": 15, "drain": 3}
-    assert got.refused == {"rank-left": 2}
+    assert got.refused == {"unsupported": 2}
+    assert got.refused_slots == {"unsupported": 3}
     assert (got.fifo_depth, got.inflight) == (6, 6)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),

@@ -15,10 +15,10 @@ from epfabric_agent.telemetry.config import TelemetryConfig
 from epfabric_agent.telemetry.histogram import Histogram
 from epfabric_agent.telemetry.runtime import Telemetry
 from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot, Source
+from harness.otlp_receiver import receiving
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
-from unit.telemetry.otlp_receiver import receiving
 
 HOURLY_S = 3600.0
 OURS = "epfabric_agent.telemetry"
