@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# TSan cannot see into libfabric: these tests stay on one node.
+# TSan cannot see into libfabric: under it the provider of twin_provider.cc stands for the network.
 KINDS = {"plain": "", "asan": "address,undefined", "tsan": "thread"}
 
 
