@@ -5,7 +5,7 @@ BOOTSTRAP := bash tests/harness/bootstrap.sh
 RUN := PYTHONPATH=tests:examples .venv/bin/python
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test check cluster
+.PHONY: help demo test check bench cluster
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,10 @@ check: ## lint, types, layers, formatting
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	.venv/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
+	@$(BOOTSTRAP)
+	@PYTHONPATH=bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot)
 
 cluster: ## a control plane for hands-on use, until Ctrl-C
 	@$(BOOTSTRAP)

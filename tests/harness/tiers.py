@@ -37,6 +37,7 @@ TIERS = (
     Tier("headers", needs_builds=False),
     Tier("native", needs_builds=False),
     Tier("agent", needs_builds=False),
+    Tier("bench", needs_builds=False),
     Tier("cluster", needs_builds=True, missing=no_root),
     Tier("contract", needs_builds=True, missing=no_root),
     Tier("chart", needs_builds=True, missing=no_root),

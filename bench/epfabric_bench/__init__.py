@@ -1,0 +1,1 @@
+"""The benches of `make bench`: builds and runs them, compares with peers, writes table and JSON."""

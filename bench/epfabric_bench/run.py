@@ -1,0 +1,44 @@
+"""What a bench is, and what it gets to run with; benches are in benches/, __main__.py runs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import native
+from .series import Limit, Line
+
+PAIRS = 9
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a bench. `small` is for the tests: short, two rounds, the data still verified."""
+
+    small: bool
+
+    @property
+    def rounds(self) -> int:
+        """Pairs of A and B; fewer than nine give no interval worth its name."""
+        return 2 if self.small else PAIRS
+
+    def scaled(self, full: int, small: int) -> int:
+        return small if self.small else full
+
+    def say(self, text: str) -> None:
+        print(f"  {text}", file=sys.stderr, flush=True)
+
+    def native(self, program: str, seconds: float = 300.0, **options: int) -> list[Line]:
+        """Lines of bench/native/<program>.cc, run with name=value for rounds and each option."""
+        return native.run(program, {"rounds": self.rounds, **options}, seconds, self.say)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`measure` returns raw samples; `limits` are what the results have to reach."""
+
+    name: str
+    about: str
+    measure: Callable[[Run], list[Line]]
+    limits: tuple[Limit, ...] = ()

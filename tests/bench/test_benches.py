@@ -1,0 +1,38 @@
+"""Each bench in small: it runs, the data that it moved is right, its JSON has the form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from epfabric_bench.benches import BENCHES
+from epfabric_bench.report import faults_of_form
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 240
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_small_run_moves_the_right_data_and_writes_the_form(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "epfabric_bench", name, "--small", "--output", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "bench"},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    assert faults_of_form(found) == []
+    assert found["bench"] == name
+    assert all(result["verified"] for result in found["results"])
+    for result in found["results"]:
+        assert result["case"] in done.stdout
+        assert result["metric"] in done.stdout
