@@ -24,7 +24,9 @@ class Event:
     @property
     def kind(self) -> str:
         """failed (transport, or a peer's bad record) or barrier_timeout: the epoch has failed
-        and its abort words are set; call fail_epoch()."""
+        and its abort words are set; call fail_epoch(). An epoch with mask=True goes on instead
+        after lost (`rank` cannot be reached, or gave up) and barrier_timeout (who is missing:
+        absent() of every node): call mask_ranks() or fail_epoch()."""
     @property
     def group(self) -> int: ...
     @property
@@ -35,6 +37,9 @@ class Event:
         """All ranks that the event is about (missing ones of a barrier)."""
     @property
     def detail(self) -> str: ...
+    @property
+    def barrier(self) -> int:
+        """Number of the barrier that timed out."""
 
 class RingCount(TypedDict):
     ring: int
@@ -44,6 +49,7 @@ class RingCount(TypedDict):
     ops: dict[str, int]  # completed by op: write, signal, drain, barrier
     refused: dict[str, int]  # commands by reason, only those that occurred
     refused_slots: dict[str, int]  # the same in slots: a CAS has two
+    masked: int  # completed without effect, since their destination is masked
 
 class DestinationCount(TypedDict):
     rank: int
@@ -162,14 +168,25 @@ class Core:
         leader_rank: int,
         nodes: list[list[int]],
         barrier_timeout_ms: int,
+        mask: bool = False,
     ) -> None:
         """Connects every local session with every remote rank; nodes: the ranks of each node,
-        the same list on every node. Bounded by connect_timeout_ms."""
+        the same list on every node. Bounded by connect_timeout_ms. mask: see Event.kind."""
     def start_epoch(self, group: int) -> None: ...
     def fail_epoch(self, group: int, reason: str) -> None:
         """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""
     def rank_left(self, group: int, rank: int) -> None:
         """Later commands to that rank are refused; returns when no proxy writes to it any more."""
+    def mask_ranks(self, group: int, ranks: list[int]) -> None:
+        """These ranks are lost: their bit shows in every local session's mask, commands to them
+        complete as masked, their own sessions here are aborted and write no more. Returns when
+        no proxy writes to them any more. Barriers still wait for them (idempotent)."""
+    def exclude_ranks(self, group: int, ranks: list[int]) -> None:
+        """Once every node has masked these ranks: barriers go on without them. A session of
+        theirs may be closed now; one that the barrier still needs gives back its memory, and
+        ends with the epoch."""
+    def absent(self, group: int, barrier: int) -> list[int]:
+        """Local ranks, not masked, that have not entered the barrier with this number."""
     def close_epoch(self, group: int) -> None:
         """Orderly end: stops the group's proxies; the sessions are closed by their owner."""
     def failure(self, group: int) -> str:

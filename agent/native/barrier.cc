@@ -4,10 +4,15 @@
 namespace epfabric::agent {
 namespace {
 constexpr uint32_t kNoNode = ~0u;
-}
+constexpr uint32_t kNoRank = ~0u;
+}  // namespace
 
 Delegate::Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats)
-    : plan_(plan), meeting_(meeting), stats_(stats), nodes_(plan.nodes.size()) {
+    : plan_(plan),
+      meeting_(meeting),
+      stats_(stats),
+      nodes_(plan.nodes.size()),
+      needed_(static_cast<uint32_t>(plan.nodes.size())) {
   for (uint32_t node = 0; node < plan_.delegates.size(); ++node) {
     const uint32_t rank = plan_.delegates[node];
     if (node_of_.size() <= rank) node_of_.resize(rank + 1, kNoNode);
@@ -27,21 +32,25 @@ ControlRecord Delegate::record_of(RecordKind kind, uint32_t destination, uint64_
 }
 
 uint32_t Delegate::last_local_rank() const {
-  return plan_.nodes[plan_.node][meeting_.stamps(number_).last_position];
+  const BarrierStamps& stamps = meeting_.stamps(number_);
+  return stamps.ranks == 0 ? kNoRank : plan_.nodes[plan_.node][stamps.last_position];
 }
 
-// All local ranks have entered.
-void Delegate::gathered(uint64_t now_ns) {
+// All local ranks have entered. A node whose ranks are all excluded has a part only as the leader.
+bool Delegate::gathered(uint64_t now_ns) {
   const BarrierStamps& stamps = meeting_.stamps(number_);
-  stats_.record(Phase::kArrive, stamps.first_ns, stamps.entered_ns);
+  const bool ranks = stamps.ranks != 0;
   if (!leads()) {
+    if (!ranks) return false;
     state_ = State::kPosting;
-    return;
+  } else {
+    posted_ns_ = now_ns;
+    if (ranks) stats_.record(Phase::kLocal, stamps.entered_ns, now_ns);
+    arrived(plan_.node, last_local_rank(), now_ns);
+    state_ = State::kWaiting;
   }
-  posted_ns_ = now_ns;
-  stats_.record(Phase::kLocal, stamps.entered_ns, now_ns);
-  arrived(plan_.node, last_local_rank(), now_ns);
-  state_ = State::kWaiting;
+  if (ranks) stats_.record(Phase::kArrive, stamps.first_ns, stamps.entered_ns);
+  return true;
 }
 
 void Delegate::arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns) {
@@ -52,9 +61,20 @@ void Delegate::arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns) {
     return;
   }
   arrived_ += 1;
-  if (arrived_ < nodes_.size()) return;
+  if (!complete()) return;
   network_ns_ = now_ns;
   stats_.straggler(static_cast<uint32_t>(last_rank));
+}
+
+void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
+  Node& lost = nodes_[node];
+  if (lost.gone) return;
+  const bool waited = !complete();
+  lost.gone = true;
+  needed_ -= 1;
+  if (lost.arrivals > number_) arrived_ -= 1;
+  if (lost.arrivals > number_ + 1) early_ -= 1;
+  if (waited && complete()) network_ns_ = now_ns;
 }
 
 const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
@@ -76,6 +96,7 @@ const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
 
 // A node that was released may be one barrier ahead of the leader's own ranks.
 const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uint64_t now_ns) {
+  if (nodes_[node].gone) return nullptr;
   const bool ahead = record.value == number_ + 1 && nodes_[node].released;
   if (record.value != nodes_[node].arrivals || (record.value != number_ && !ahead)) {
     return "another barrier's number";
@@ -95,28 +116,31 @@ const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uin
 }
 
 uint64_t Delegate::begin_ns() const {
-  if (meeting_.begun(number_)) return meeting_.stamps(number_).first_ns;
+  if (meeting_.begun(number_)) return meeting_.begun_ns();
   return first_remote_ns_;
 }
 
 bool Delegate::timed_out(uint64_t now_ns) {
   const uint64_t begin = begin_ns();
-  if (begin == 0 || expired_) return false;
+  if (begin == 0) return false;
   // The leader knows most: the others give it a head start.
-  const uint64_t limit = leads() ? plan_.timeout_ns : plan_.timeout_ns + plan_.timeout_ns / 4;
-  expired_ = now_ns > begin + limit;
-  return expired_;
+  const uint64_t head_start_ns = leads() ? 0 : plan_.timeout_ns / 4;
+  if (now_ns <= begin + head_start_ns + (expired_ + 1) * plan_.timeout_ns) return false;
+  expired_ += 1;
+  return true;
 }
 
 std::vector<uint32_t> Delegate::missing() const {
   std::vector<uint32_t> out;
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     const std::vector<uint32_t>& ranks = plan_.nodes[node];
+    if (nodes_[node].gone) continue;
     if (node != plan_.node && (!leads() || nodes_[node].arrivals > number_)) continue;
     for (uint32_t i = 0; i < ranks.size(); ++i) {
-      const bool here = node == plan_.node ? meeting_.has_entered(number_, i)
-                                           : nodes_[node].present_known && i < 64 &&
-                                                 ((nodes_[node].present >> i) & 1) != 0;
+      const bool here =
+          node == plan_.node
+              ? meeting_.has_entered(number_, i) || meeting_.excluded(i)
+              : nodes_[node].present_known && i < 64 && ((nodes_[node].present >> i) & 1) != 0;
       if (!here) out.push_back(ranks[i]);
     }
   }
@@ -126,13 +150,14 @@ std::vector<uint32_t> Delegate::missing() const {
 // Lets the local ranks go and gets ready for the next barrier.
 void Delegate::next(uint64_t now_ns) {
   const uint64_t done = number_;
-  for (Node& node : nodes_) node = Node{.arrivals = node.arrivals};
+  for (Node& node : nodes_) node = Node{.arrivals = node.arrivals, .gone = node.gone};
   state_ = State::kGathering;
   number_ += 1;
   arrived_ = early_;
   first_remote_ns_ = early_ > 0 ? now_ns : 0;
   early_ = 0;
   release_seen_ = present_sent_ = false;
+  expired_ = 0;
   meeting_.release(done, now_ns);
 }
 

@@ -36,7 +36,10 @@ class Delegate {
   // A record from `source` for this delegate; why it is unacceptable, or nullptr.
   const char* on_record(const ControlRecord& record, uint64_t now_ns);
 
-  // True once when the barrier has taken too long.
+  // The leader waits for that node no more: all of its ranks are excluded.
+  void lose_node(uint32_t node, uint64_t now_ns);
+
+  // True when the barrier has taken too long, and again after each further time-out.
   bool timed_out(uint64_t now_ns);
   // Ranks that are known not to have entered; empty where only the leader can know.
   std::vector<uint32_t> missing() const;
@@ -50,6 +53,7 @@ class Delegate {
   struct Node {
     uint64_t arrivals = 0;  // barriers that it arrived at; may be one ahead once it was released
     bool released = false;
+    bool gone = false;
     bool present_known = false;
     uint64_t present = 0;
   };
@@ -57,8 +61,9 @@ class Delegate {
   bool leads() const { return plan_.node == plan_.leader_node; }
   ControlRecord record_of(RecordKind kind, uint32_t destination, uint64_t extra) const;
   uint32_t last_local_rank() const;
-  void gathered(uint64_t now_ns);
+  bool gathered(uint64_t now_ns);
   void arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns);
+  bool complete() const { return arrived_ >= needed_; }
   template <class Send>
   bool post_releases(Send&& send);
   template <class Send>
@@ -74,6 +79,7 @@ class Delegate {
   std::vector<Node> nodes_;
   State state_ = State::kGathering;
   uint64_t number_ = 0;
+  uint32_t needed_ = 0;           // nodes
   uint32_t arrived_ = 0;          // nodes
   uint32_t early_ = 0;            // nodes that arrived at the next one already
   uint64_t first_remote_ns_ = 0;  // leader: first ARRIVE of this barrier
@@ -81,7 +87,7 @@ class Delegate {
   uint64_t network_ns_ = 0;  // release received, or all nodes arrived
   bool release_seen_ = false;
   bool present_sent_ = false;
-  bool expired_ = false;
+  uint64_t expired_ = 0;  // time-outs of this barrier
 };
 
 template <class Send, class Settled>
@@ -89,8 +95,7 @@ bool Delegate::step(uint64_t now_ns, Send&& send, Settled&& settled) {
   switch (state_) {
     case State::kGathering:
       if (!meeting_.full(number_)) return post_present(now_ns, send);
-      gathered(now_ns);
-      return true;
+      return gathered(now_ns);
     case State::kPosting: {
       const auto record = record_of(RecordKind::kArrive, plan_.leader_rank, last_local_rank());
       if (!send(plan_.leader_rank, record)) return false;
@@ -100,7 +105,7 @@ bool Delegate::step(uint64_t now_ns, Send&& send, Settled&& settled) {
       return true;
     }
     case State::kWaiting:
-      if (leads() ? arrived_ < nodes_.size() : !release_seen_) return false;
+      if (leads() ? !complete() : !release_seen_) return false;
       stats_.record(Phase::kNetwork, posted_ns_, network_ns_);
       state_ = leads() ? State::kReleasing : State::kSettling;
       return true;
@@ -120,7 +125,7 @@ template <class Send>
 bool Delegate::post_releases(Send&& send) {
   bool all = true;
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
-    if (node == plan_.node || nodes_[node].released) continue;
+    if (node == plan_.node || nodes_[node].released || nodes_[node].gone) continue;
     const uint32_t rank = plan_.delegates[node];
     nodes_[node].released = send(rank, record_of(RecordKind::kRelease, rank, 0));
     all = all && nodes_[node].released;

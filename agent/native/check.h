@@ -15,6 +15,14 @@ struct Extent {
   uint64_t end;
 };
 
+// Where a rank of a running epoch is; written by Epoch, from the top down only.
+enum RankState : uint8_t {
+  kPresent = 0,
+  kLeft,      // in good order: commands to it are refused
+  kMasked,    // lost: commands to it complete without effect
+  kExcluded,  // masked everywhere, so that barriers wait for it no more
+};
+
 // What a session's commands are checked against. The spans belong to the epoch and outlive the
 // proxy's use.
 struct SessionView {
@@ -22,7 +30,7 @@ struct SessionView {
   uint32_t signals = 0;
   std::span<const Extent> own;
   std::span<const std::span<const Extent>> regions;  // by destination rank
-  std::span<const std::atomic<uint8_t>> left;        // by rank: not 0 once it left the group
+  std::span<const std::atomic<uint8_t>> states;      // by rank: a RankState
   const std::atomic<uint32_t>* departed = nullptr;   // how many ranks left
 };
 
@@ -62,7 +70,7 @@ namespace detail {
 inline Refusal check_destination(const SessionView& view, const Write& write) {
   if (write.rank >= view.world) return Refusal::kRankOutOfGroup;
   // Partner: Epoch::leave(), as in Epoch::left().
-  if (view.left[write.rank].load(std::memory_order_seq_cst)) return Refusal::kRankLeft;
+  if (view.states[write.rank].load(std::memory_order_seq_cst) == kLeft) return Refusal::kRankLeft;
   return Refusal::kNone;
 }
 

@@ -10,6 +10,7 @@ namespace epfabric::agent {
 namespace {
 
 constexpr uint64_t kStopNs = 5'000'000'000;
+constexpr uint64_t kSettleNs = 1'000'000'000;
 
 void check_settings(const CoreSettings& settings) {
   const auto require = [](bool good, const std::string& what) {
@@ -181,8 +182,7 @@ void Core::fail_epoch(uint64_t group, const std::string& reason) {
   const auto epoch = find(group);
   if (!epoch) return;
   epoch->fail({"failed", group, -1, {}, reason}, true);
-  for (const auto& session : epoch->sessions()) session->stop(kStopNs);
-  remove(epoch);
+  end(epoch);
 }
 
 void Core::rank_left(uint64_t group, uint32_t rank) {
@@ -196,8 +196,39 @@ void Core::rank_left(uint64_t group, uint32_t rank) {
 void Core::close_epoch(uint64_t group) {
   const auto epoch = find(group);
   if (!epoch) return;
+  epoch->stop();
+  end(epoch);
+}
+
+// Sessions are closed by their owner, but for those that were kept for the barrier.
+void Core::end(const std::shared_ptr<Epoch>& epoch) {
   for (const auto& session : epoch->sessions()) session->stop(kStopNs);
+  for (const auto& session : epoch->sessions()) {
+    if (epoch->masked(session->shape().rank)) session->close(kStopNs);
+  }
   remove(epoch);
+}
+
+void Core::mask_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {
+  const auto epoch = require(group);
+  epoch->mask(ranks);
+  for (const Proxy* proxy : epoch->proxies()) {
+    if (!proxy->pass(kStopNs, 2))
+      throw NativeError("a proxy did not notice in time that a rank is masked");
+  }
+  // What its proxies had posted ends, too, so that nothing of it arrives after a barrier without
+  // it. Where a peer is slow, closing the session ends that.
+  for (const auto& session : epoch->sessions()) {
+    if (epoch->masked(session->shape().rank)) session->settle(kSettleNs);
+  }
+}
+
+void Core::exclude_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {
+  require(group)->exclude(ranks);
+}
+
+std::vector<uint32_t> Core::absent(uint64_t group, uint64_t barrier) const {
+  return require(group)->absent(barrier);
 }
 
 std::string Core::failure(uint64_t group) const {

@@ -40,6 +40,12 @@ class Core {
   void start_epoch(uint64_t group);
   void fail_epoch(uint64_t group, const std::string& reason);
   void rank_left(uint64_t group, uint32_t rank);
+  // These ranks are lost. Returns when no proxy here writes to them any more and what was under way
+  // counts as complete; their own sessions here write no more either.
+  void mask_ranks(uint64_t group, const std::vector<uint32_t>& ranks);
+  // Every node has masked these ranks: barriers go on without them.
+  void exclude_ranks(uint64_t group, const std::vector<uint32_t>& ranks);
+  std::vector<uint32_t> absent(uint64_t group, uint64_t barrier) const;
   void close_epoch(uint64_t group);
   std::string failure(uint64_t group) const;
   std::vector<std::shared_ptr<Session>> sessions() const;
@@ -52,6 +58,7 @@ class Core {
   std::shared_ptr<Epoch> find(uint64_t group) const;
   std::shared_ptr<Epoch> require(uint64_t group) const;
   void remove(const std::shared_ptr<Epoch>& epoch);
+  void end(const std::shared_ptr<Epoch>& epoch);
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);

@@ -15,10 +15,11 @@ Epoch::Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
              std::vector<SessionBlob> remote, std::shared_ptr<BarrierStats> stats, Events& events)
     : plan_(plan),
       remote_(std::move(remote)),
-      left_(remote_.size()),
+      states_(remote_.size()),
       stats_(std::move(stats)),
       events_(events),
-      sessions_(std::move(local)) {
+      sessions_(std::move(local)),
+      mask_(kMaskBytes / 8) {
   place_ranks();
   place_sessions(remote_);
 }
@@ -86,7 +87,7 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
 }
 
 SessionView Epoch::view(uint32_t rank, uint32_t signals) const {
-  return {world(), signals, extents_[rank], regions_, left_, &departed_};
+  return {world(), signals, extents_[rank], regions_, states_, &departed_};
 }
 
 uint32_t Epoch::position_of(uint32_t rank) const {
@@ -111,9 +112,52 @@ BarrierPlan Epoch::barrier_plan() const {
 
 void Epoch::leave(uint32_t rank) {
   if (rank >= world()) throw NativeError(of_rank(rank) + " is not in the group");
-  if (left_[rank].exchange(1, std::memory_order_seq_cst) == 0) {
+  uint8_t present = kPresent;
+  if (states_[rank].compare_exchange_strong(present, kLeft, std::memory_order_seq_cst)) {
     departed_.fetch_add(1, std::memory_order_acq_rel);
   }
+}
+
+// The mask comes first: who sees a command completed as masked sees why.
+void Epoch::mask(const std::vector<uint32_t>& ranks) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const uint32_t rank : ranks) {
+      if (rank >= world()) throw NativeError(of_rank(rank) + " is not in the group");
+      mask_[rank / 64] |= uint64_t{1} << (rank % 64);
+    }
+    for (Session* session : reachable_) {
+      const uint32_t own = session->shape().rank;
+      for (const uint32_t rank : ranks) {
+        platform::store_release(session->segments().mask(rank), mask_[rank / 64]);
+        if (rank == own) platform::store_release(&session->segments().header()->abort, 1);
+      }
+    }
+  }
+  for (const uint32_t rank : ranks) {
+    uint8_t present = kPresent;
+    states_[rank].compare_exchange_strong(present, kMasked, std::memory_order_seq_cst);
+  }
+  changes_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void Epoch::exclude(const std::vector<uint32_t>& ranks) {
+  for (const uint32_t rank : ranks) {
+    if (rank >= world()) throw NativeError(of_rank(rank) + " is not in the group");
+    if (local(rank)) meeting_->exclude(position_of(rank));
+    uint8_t masked = kMasked;
+    states_[rank].compare_exchange_strong(masked, kExcluded, std::memory_order_seq_cst);
+  }
+  changes_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+std::vector<uint32_t> Epoch::absent(uint64_t number) const {
+  std::vector<uint32_t> out;
+  const std::vector<uint32_t>& ranks = plan_.nodes[node_];
+  for (uint32_t i = 0; i < ranks.size(); ++i) {
+    if (!gone(ranks[i]) && !meeting_->has_entered(number, i)) out.push_back(ranks[i]);
+  }
+  return out;
 }
 
 void Epoch::fail(Event event, bool quiet) {

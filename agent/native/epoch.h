@@ -25,6 +25,7 @@ struct EpochPlan {
   uint32_t leader_rank = 0;
   uint64_t barrier_timeout_ns = 0;
   std::vector<std::vector<uint32_t>> nodes;
+  bool mask = false;  // a lost rank is reported and the epoch goes on; else it fails
 };
 
 class Epoch {
@@ -55,6 +56,7 @@ class Epoch {
   BarrierPlan barrier_plan() const;
 
   void start() { started_.store(true, std::memory_order_release); }
+  void stop() { started_.store(false, std::memory_order_release); }
   bool running() const {
     return started_.load(std::memory_order_acquire) && !failed_.load(std::memory_order_acquire);
   }
@@ -62,9 +64,27 @@ class Epoch {
   std::string failure() const;
 
   void leave(uint32_t rank);
-  // Partner: leave(). Sequentially consistent, with Proxy::pass(): a turn that begins after the
-  // rank left sees that it did.
-  bool left(uint32_t rank) const { return left_[rank].load(std::memory_order_seq_cst) != 0; }
+  // Partner: leave(), mask(). Sequentially consistent, with Proxy::pass(): a turn that begins after
+  // the rank left sees that it did.
+  uint8_t state(uint32_t rank) const { return states_[rank].load(std::memory_order_seq_cst); }
+  bool left(uint32_t rank) const { return state(rank) == kLeft; }
+  bool masked(uint32_t rank) const { return state(rank) >= kMasked; }
+  bool gone(uint32_t rank) const { return state(rank) != kPresent; }
+
+  // The ranks are lost (idempotent): every local session's mask shows them, and theirs here end.
+  // Proxies take note in their next turn. A rank that had left stays so.
+  void mask(const std::vector<uint32_t>& ranks);
+  // Barriers wait for these masked ranks no more; their proxies have taken note.
+  void exclude(const std::vector<uint32_t>& ranks);
+  // Grows with each mask() and exclude(); partner: Loop::turn().
+  uint64_t changes() const { return changes_.load(std::memory_order_seq_cst); }
+  // Local ranks that are neither masked nor in barrier `number`.
+  std::vector<uint32_t> absent(uint64_t number) const;
+  // The session of a masked rank still serves the barrier as this node's delegate.
+  bool needs(uint32_t rank) const {
+    return running() && masked(rank) && local(rank) && delegate_of(node_) == rank;
+  }
+  void report(Event event) { events_.push(std::move(event)); }
 
   // The epoch is over: sets the abort word of every local session, once. The first reason stands;
   // an event tells Python unless `quiet`.
@@ -85,19 +105,21 @@ class Epoch {
   std::vector<SessionBlob> remote_;
   std::vector<std::vector<Extent>> extents_;
   std::vector<std::span<const Extent>> regions_;
-  std::vector<std::atomic<uint8_t>> left_;
+  std::vector<std::atomic<uint8_t>> states_;
   std::vector<LocalTarget> targets_;
   std::vector<const Proxy*> local_proxies_;
   uint32_t node_ = 0;
   std::atomic<uint32_t> departed_{0};
+  std::atomic<uint64_t> changes_{0};
   std::unique_ptr<Meeting> meeting_;
   std::shared_ptr<BarrierStats> stats_;
   Events& events_;
   std::atomic<bool> started_{false};
   std::atomic<bool> failed_{false};
   std::vector<std::shared_ptr<Session>> sessions_;
-  mutable std::mutex mutex_;         // the two below
+  mutable std::mutex mutex_;         // the three below
   std::vector<Session*> reachable_;  // those whose abort word fail() sets
+  std::vector<uint64_t> mask_;       // what is in every local session's mask area
   std::string failure_;
 };
 

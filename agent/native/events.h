@@ -14,11 +14,12 @@
 namespace epfabric::agent {
 
 struct Event {
-  std::string kind;  // "failed" or "barrier_timeout"
+  std::string kind;  // "failed", "lost" or "barrier_timeout"
   uint64_t group = 0;
   int rank = -1;
   std::vector<uint32_t> ranks;
   std::string detail;
+  uint64_t barrier = 0;  // number of the one that timed out
 };
 
 class Events {

@@ -153,6 +153,9 @@ Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, 
 }
 
 void LibfabricTransport::give_back(Operation* operation) {
+  abandoned_ -= operation->abandoned ? 1 : 0;
+  operation->abandoned = operation->lost = false;
+  operation->ring = nullptr;
   operation->link->inflight -= 1;
   operation->link->inflight_bytes -= operation->bytes;
   free_.push_back(operation);
@@ -172,6 +175,26 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
   }
   give_back(operation);
   return false;
+}
+
+void LibfabricTransport::abandon(uint32_t rank) {
+  for (Operation& operation : operations_) {
+    if (operation.ring == nullptr || operation.link->rank != rank) continue;
+    operation.ring->part_masked(operation.ticket);
+    operation.ring = nullptr;
+    if (operation.lost) {
+      give_back(&operation);
+    } else {
+      operation.abandoned = true;
+      abandoned_ += 1;
+    }
+  }
+  count_.inflight.set(inflight());
+}
+
+void LibfabricTransport::drop_regions() {
+  region_keys_.clear();
+  regions_.clear();
 }
 
 Posted LibfabricTransport::write(const WritePart& part) {

@@ -51,6 +51,8 @@ struct Operation {
   uint64_t ticket = 0;
   uint64_t bytes = 0;
   enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe } kind = Kind::kPart;
+  bool lost = false;       // it failed; held until its rank is masked or the epoch has ended
+  bool abandoned = false;  // nobody waits for its completion, since its rank is masked
 };
 
 class LibfabricTransport {
@@ -74,16 +76,20 @@ class LibfabricTransport {
   bool send(uint32_t rank, ControlRecord record);
   void send_credits();
 
-  // Handles at most `batch` completions. Records go to `take(link, record)`; a fault goes to
-  // `fail(rank, text)`. How many there were.
-  template <class Take, class Fail>
-  size_t poll(size_t batch, Take&& take, Fail&& fail);
+  // Handles at most `batch` completions. Records go to `take(link, record)`, a rank that cannot be
+  // reached to `lose(rank, text)`, another fault to `fail(rank, text)`. How many there were.
+  template <class Take, class Lose, class Fail>
+  size_t poll(size_t batch, Take&& take, Lose&& lose, Fail&& fail);
   // Looks for peers that make no progress.
-  template <class Fail>
-  void watch(Fail&& fail);
+  template <class Lose>
+  void watch(Lose&& lose);
+  // The rank is masked: what was under way to it counts as complete.
+  void abandon(uint32_t rank);
+  // After this no peer reaches the session's regions; records still go both ways.
+  void drop_regions();
 
   int wait_fd() { return endpoint_.wait_fd(); }
-  uint64_t inflight() const { return operations_.size() - free_.size(); }
+  uint64_t inflight() const { return operations_.size() - free_.size() - abandoned_; }
   RecordView view_of(const Link& link) const;
 
  private:
@@ -98,8 +104,8 @@ class LibfabricTransport {
   uint32_t domain_at(uint32_t rank, uint32_t proxy) const;
   template <class Take, class Fail>
   void take_record(uint64_t imm, Take&& take, Fail&& fail);
-  template <class Fail>
-  void finished(Operation* operation, const Completion& completion, Fail&& fail);
+  template <class Lose>
+  void finished(Operation* operation, const Completion& completion, Lose&& lose);
 
   const uint32_t index_;
   const Shape shape_;
@@ -116,6 +122,7 @@ class LibfabricTransport {
   std::vector<const Region*> regions_;
   std::vector<Operation> operations_;
   std::vector<Operation*> free_;
+  uint64_t abandoned_ = 0;
   std::vector<Completion> completions_;
   Epoch* epoch_ = nullptr;
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
@@ -125,15 +132,15 @@ class LibfabricTransport {
 };
 static_assert(Transport<LibfabricTransport>);
 
-template <class Take, class Fail>
-size_t LibfabricTransport::poll(size_t batch, Take&& take, Fail&& fail) {
+template <class Take, class Lose, class Fail>
+size_t LibfabricTransport::poll(size_t batch, Take&& take, Lose&& lose, Fail&& fail) {
   const size_t got = endpoint_.poll(completions_.data(), batch);
   for (size_t i = 0; i < got; ++i) {
     const Completion& completion = completions_[i];
     if (completion.record) {
       take_record(completion.imm, take, fail);
     } else if (completion.context != nullptr) {
-      finished(static_cast<Operation*>(completion.context), completion, fail);
+      finished(static_cast<Operation*>(completion.context), completion, lose);
     } else if (completion.error != 0) {
       fail(-1, "the completion queue failed: " + completion.detail);
     }
@@ -170,16 +177,22 @@ void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
   }
 }
 
-template <class Fail>
-void LibfabricTransport::finished(Operation* operation, const Completion& completion, Fail&& fail) {
+template <class Lose>
+void LibfabricTransport::finished(Operation* operation, const Completion& completion, Lose&& lose) {
   Link& link = *operation->link;
   link.progress_ns = now_ns_;
   const Operation::Kind kind = operation->kind;
-  // What is lost with a peer that left in good order was nothing that anyone waits for.
-  const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->left(link.rank);
-  // A failed write never completes its ticket: who waits for it is told by the abort word.
-  if (operation->ring != nullptr && !lost) operation->ring->part_done(operation->ticket);
-  give_back(operation);
+  // What is lost with a peer that left in good order, or is masked, was nothing that anyone waits
+  // for.
+  const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->gone(link.rank);
+  // A failed write completes its ticket only once its rank is masked: else who waits for it is told
+  // by the abort word.
+  if (lost && operation->ring != nullptr) {
+    operation->lost = true;
+  } else {
+    if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
+    give_back(operation);
+  }
   if (completion.error == 0) {
     link.connected = true;
     return;
@@ -187,24 +200,22 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
   link.broken = true;
   // A credit that does not arrive matters only if the peer still sends; then something else fails.
   if (kind == Operation::Kind::kCredit || !lost) return;
-  fail(static_cast<int>(link.rank), "a write to it failed: " + completion.detail);
+  lose(link.rank, "a write to it failed: " + completion.detail);
 }
 
-template <class Fail>
-void LibfabricTransport::watch(Fail&& fail) {
+template <class Lose>
+void LibfabricTransport::watch(Lose&& lose) {
   for (const auto& link : links_) {
-    if (epoch_ == nullptr || epoch_->left(link->rank)) continue;
+    if (epoch_ == nullptr || epoch_->gone(link->rank)) continue;
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
     if (link->error != 0) {
-      fail(static_cast<int>(link->rank),
+      lose(link->rank,
            std::string("a write to it cannot be posted: ") + ::fi_strerror(link->error));
-      return;
+    } else if (waits || busy) {
+      lose(link->rank,
+           "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");
     }
-    if (!waits && !busy) continue;
-    fail(static_cast<int>(link->rank),
-         "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");
-    return;
   }
 }
 

@@ -20,12 +20,14 @@ class NoRemote {
   Posted signal(const SignalPart&) { return {}; }
   bool send(uint32_t, const ControlRecord&) { return false; }
   void send_credits() {}
-  template <class Take, class Fail>
-  size_t poll(size_t, Take&&, Fail&&) {
+  void abandon(uint32_t) {}
+  void drop_regions() {}
+  template <class Take, class Lose, class Fail>
+  size_t poll(size_t, Take&&, Lose&&, Fail&&) {
     return 0;
   }
-  template <class Fail>
-  void watch(Fail&&) {}
+  template <class Lose>
+  void watch(Lose&&) {}
   int wait_fd() { return kNoWaitFd; }
   uint64_t inflight() const { return 0; }
 };
@@ -56,6 +58,9 @@ class Loop {
   bool settled();
   bool session_quiet() const;
   const char* take_record(const Link& link, const ControlRecord& record);
+  void take_changes();
+  void lose(uint32_t rank, const std::string& text);
+  void report_lost(uint32_t rank, const std::string& text);
   void fail(int rank, const std::string& text);
   void barrier_timed_out();
   void look_at_pod();
@@ -80,6 +85,9 @@ class Loop {
   uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen
   size_t unconnected_ = 0;
   bool failed_ = false;
+  uint64_t changes_ = 0;         // of the epoch's ranks, that were taken note of
+  std::vector<uint8_t> lost_;    // by rank: it was reported
+  std::vector<uint8_t> masked_;  // by rank: what was under way to it is given up
 
   // Proxy 0 only.
   uint64_t barriers_ = 0;  // that the session's rank has left

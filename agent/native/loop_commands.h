@@ -14,7 +14,7 @@ inline constexpr uint64_t kTurnBytes = 8u << 20;
 
 template <class Remote>
 uint32_t Loop<Remote>::serve_rings() {
-  if (!epoch_ || !epoch_->running()) return 0;
+  if (!epoch_ || !epoch_->running() || epoch_->masked(shape_.rank)) return 0;
   turn_bytes_ = 0;
   const uint32_t batch = proxy_.settings_.drain_batch;
   const uint32_t control = serve_pass(true, batch);
@@ -80,8 +80,12 @@ bool Loop<Remote>::advance(Ring& ring) {
 template <class Remote>
 bool Loop<Remote>::advance_write(Ring& ring, Held& held) {
   const uint32_t rank = held.command.write.rank;
-  if (epoch_->left(rank)) {
-    ring.give_up(Refusal::kRankLeft);
+  if (const uint8_t state = epoch_->state(rank); state != kPresent) {
+    if (state == kLeft) {
+      ring.give_up(Refusal::kRankLeft);
+    } else {
+      ring.mask();
+    }
     return true;
   }
   return loopback_.serves(rank) ? post(loopback_, ring, held) : post(remote_, ring, held);
@@ -134,7 +138,7 @@ bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
   Meeting& meeting = epoch_->meeting();
   if (!held.announced) {
     held.announced = true;
-    meeting.announce(barriers_, platform::clock_ns());
+    meeting.announce(barriers_, position_, platform::clock_ns());
   }
   if (!held.entered) {
     if (ring.retired() != ring.ticket() || !session_quiet()) return false;

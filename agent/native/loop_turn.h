@@ -2,6 +2,8 @@
 // idling. Included by proxy.cc.
 #pragma once
 
+#include <algorithm>
+
 #include "loop.h"
 #include "session.h"
 
@@ -37,6 +39,7 @@ void Loop<Remote>::turn() {
   proxy_.turns_.fetch_add(1, std::memory_order_seq_cst);  // partner: Proxy::pass()
   proxy_.count_.turns.add(1);
 
+  if (epoch_ && epoch_->changes() != changes_) take_changes();
   bool worked = proxy_.asked_.load(std::memory_order_acquire) && handle_request();
   remote_.send_credits();
   if (proxy_.index_ == 0 && delegate_) worked = step_barrier() || worked;
@@ -44,6 +47,7 @@ void Loop<Remote>::turn() {
   const size_t completions = remote_.poll(
       proxy_.settings_.drain_batch,
       [this](const Link& link, const ControlRecord& record) { return take_record(link, record); },
+      [this](uint32_t rank, const std::string& text) { lose(rank, text); },
       [this](int rank, const std::string& text) { fail(rank, text); });
   worked = completions > 0 || worked;
   for (Ring* ring : order_) worked = ring->retire() || worked;
@@ -87,7 +91,7 @@ void Loop<Remote>::beat() {
     proxy_.unreachable_ = remote_.unreachable();
     proxy_.unconnected_.store(unconnected_, std::memory_order_release);
   }
-  remote_.watch([this](int rank, const std::string& text) { fail(rank, text); });
+  remote_.watch([this](uint32_t rank, const std::string& text) { lose(rank, text); });
   if (delegate_ && epoch_->running() && delegate_->timed_out(now_ns_)) barrier_timed_out();
   if (proxy_.index_ == 0 && epoch_->running()) look_at_pod();
 }
@@ -98,13 +102,10 @@ template <class Remote>
 void Loop<Remote>::look_at_pod() {
   if (platform::load_relaxed(&proxy_.segments_.pod_header()->abort) == 0) return;
   if (given_up_ns_ == 0) given_up_ns_ = now_ns_;
-  if (now_ns_ - given_up_ns_ < kGiveUpGraceNs || epoch_->left(shape_.rank)) return;
-  epoch_->fail({"failed",
-                epoch_->plan().group,
-                static_cast<int>(shape_.rank),
-                {shape_.rank},
-                "rank " + std::to_string(shape_.rank) +
-                    " was lost: its pod gave the epoch up (it set its abort word)"});
+  if (now_ns_ - given_up_ns_ < kGiveUpGraceNs || epoch_->gone(shape_.rank)) return;
+  const std::string text = "rank " + std::to_string(shape_.rank) +
+                           " was lost: its pod gave the epoch up (it set its abort word)";
+  report_lost(shape_.rank, text);
 }
 
 template <class Remote>
@@ -123,6 +124,7 @@ bool Loop<Remote>::handle_request() {
   try {
     if (request->kind == Request::Kind::kAddRegion)
       request->key = remote_.add_region(*request->region);
+    if (request->kind == Request::Kind::kDropRegions) remote_.drop_regions();
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
   } catch (const NativeError& error) {
     request->error = error.what();
@@ -143,6 +145,8 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
           std::make_unique<Delegate>(epoch->barrier_plan(), epoch->meeting(), epoch->stats());
     }
   }
+  lost_.assign(epoch->world(), 0);
+  masked_.assign(epoch->world(), 0);
   epoch_ = epoch;
   unconnected_ = remote_.connect();
   proxy_.unconnected_.store(unconnected_, std::memory_order_release);
@@ -189,6 +193,51 @@ bool Loop<Remote>::settled() {
   return true;
 }
 
+// Ranks were masked or excluded.
+template <class Remote>
+void Loop<Remote>::take_changes() {
+  changes_ = epoch_->changes();
+  for (uint32_t rank = 0; rank < epoch_->world(); ++rank) {
+    if (masked_[rank] || !epoch_->masked(rank)) continue;
+    masked_[rank] = 1;
+    remote_.abandon(rank);
+  }
+  if (epoch_->masked(shape_.rank)) {
+    for (Ring* ring : order_) {
+      if (ring->holding()) ring->mask();
+    }
+  }
+  if (!delegate_) return;
+  const auto& nodes = epoch_->plan().nodes;
+  for (uint32_t node = 0; node < nodes.size(); ++node) {
+    const bool gone = std::all_of(nodes[node].begin(), nodes[node].end(), [this](uint32_t rank) {
+      return epoch_->gone(rank) && epoch_->state(rank) != kMasked;
+    });
+    if (gone && node != epoch_->node()) delegate_->lose_node(node, platform::clock_ns());
+  }
+}
+
+// Nothing reaches that rank any more.
+template <class Remote>
+void Loop<Remote>::lose(uint32_t rank, const std::string& text) {
+  if (!epoch_ || epoch_->gone(rank)) return;
+  if (!epoch_->plan().mask || !epoch_->running()) return fail(static_cast<int>(rank), text);
+  report_lost(rank, "rank " + std::to_string(shape_.rank) + " lost rank " + std::to_string(rank) +
+                        ": " + text);
+}
+
+// Ends the epoch; under the policy that masks it is for others to decide, and what waits for that
+// rank goes on waiting until they have.
+template <class Remote>
+void Loop<Remote>::report_lost(uint32_t rank, const std::string& text) {
+  const bool mask = epoch_->plan().mask;
+  if (mask && lost_[rank]) return;
+  lost_[rank] = 1;
+  Event event{mask ? "lost" : "failed", epoch_->plan().group, static_cast<int>(rank), {rank}, text};
+  if (mask) return epoch_->report(std::move(event));
+  epoch_->fail(std::move(event));
+}
+
 template <class Remote>
 void Loop<Remote>::fail(int rank, const std::string& text) {
   if (!epoch_ || failed_) return;
@@ -202,10 +251,15 @@ void Loop<Remote>::fail(int rank, const std::string& text) {
 
 template <class Remote>
 void Loop<Remote>::barrier_timed_out() {
-  const std::vector<uint32_t> missing = delegate_->missing();
   std::string text = "barrier " + std::to_string(delegate_->number()) + " of epoch " +
                      std::to_string(epoch_->plan().epoch) + " was not complete after " +
-                     std::to_string(epoch_->plan().barrier_timeout_ns / 1'000'000) + " ms; ";
+                     std::to_string(epoch_->plan().barrier_timeout_ns / 1'000'000) + " ms";
+  if (epoch_->plan().mask) {
+    return epoch_->report(
+        {"barrier_timeout", epoch_->plan().group, -1, {}, text, delegate_->number()});
+  }
+  const std::vector<uint32_t> missing = delegate_->missing();
+  text += "; ";
   if (missing.empty()) {
     text += "every rank of this node had entered, the leader (rank " +
             std::to_string(epoch_->plan().leader_rank) + ") did not release";
@@ -214,7 +268,8 @@ void Loop<Remote>::barrier_timed_out() {
     for (const uint32_t rank : missing) text += " " + std::to_string(rank);
   }
   epoch_->fail({"barrier_timeout", epoch_->plan().group,
-                missing.empty() ? -1 : static_cast<int>(missing[0]), missing, text});
+                missing.empty() ? -1 : static_cast<int>(missing[0]), missing, text,
+                delegate_->number()});
 }
 
 }  // namespace epfabric::agent

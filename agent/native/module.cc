@@ -55,6 +55,7 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
   put("ring_refused", offsetof(RingCounters, refused));
   put("ring_last_refused_ticket", offsetof(RingCounters, last_refused_ticket));
   put("ring_last_refused_reason", offsetof(RingCounters, last_refused_reason));
+  put("ring_masked", offsetof(RingCounters, masked));
   return out;
 }
 
@@ -72,6 +73,7 @@ nb::dict ring_dict(const Ring& ring) {
   ops["signal"] = ring.count().signals.get();
   ops["drain"] = ring.count().drains.get();
   ops["barrier"] = ring.count().barriers.get();
+  out["masked"] = ring.count().masked.get();
   const uint64_t retired = ring.retired();  // before taken: the depth is never negative
   const uint64_t taken = ring.taken();
   out["ring"] = ring.index();
@@ -211,7 +213,8 @@ void bind_core(nb::module_& module) {
       .def_ro("group", &Event::group)
       .def_ro("rank", &Event::rank)
       .def_ro("ranks", &Event::ranks)
-      .def_ro("detail", &Event::detail);
+      .def_ro("detail", &Event::detail)
+      .def_ro("barrier", &Event::barrier);
   nb::class_<Core>(module, "Core")
       .def(
           "__init__",
@@ -243,14 +246,17 @@ void bind_core(nb::module_& module) {
           [](Core& self, uint64_t group, uint32_t epoch,
              const std::vector<std::shared_ptr<Session>>& local,
              const std::vector<RemoteRank>& remote, uint32_t leader,
-             const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms) {
-            self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes}, local, remote);
+             const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms, bool mask) {
+            self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes, mask}, local, remote);
           },
           "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a,
-          "barrier_timeout_ms"_a, Unlocked())
+          "barrier_timeout_ms"_a, "mask"_a = false, Unlocked())
       .def("start_epoch", &Core::start_epoch, "group"_a, Unlocked())
       .def("fail_epoch", &Core::fail_epoch, "group"_a, "reason"_a, Unlocked())
       .def("rank_left", &Core::rank_left, "group"_a, "rank"_a, Unlocked())
+      .def("mask_ranks", &Core::mask_ranks, "group"_a, "ranks"_a, Unlocked())
+      .def("exclude_ranks", &Core::exclude_ranks, "group"_a, "ranks"_a, Unlocked())
+      .def("absent", &Core::absent, "group"_a, "barrier"_a, Unlocked())
       .def("close_epoch", &Core::close_epoch, "group"_a, Unlocked())
       .def("failure", &Core::failure, "group"_a, Unlocked())
       .def("events", [](Core& self) { return self.events().take(); })

@@ -157,10 +157,10 @@ bool Proxy::join(uint64_t timeout_ns) {
   return true;
 }
 
-bool Proxy::pass(uint64_t timeout_ns) const {
+bool Proxy::pass(uint64_t timeout_ns, uint64_t turns) const {
   const uint64_t begin = platform::clock_ns();
   const uint64_t turn = turns_.load(std::memory_order_seq_cst);  // partner: Loop::turn()
-  while (turns_.load(std::memory_order_seq_cst) == turn) {
+  while (turns_.load(std::memory_order_seq_cst) - turn < turns) {
     {
       const std::lock_guard lock(mutex_);
       if (ended_) return true;

@@ -25,7 +25,7 @@ struct ProxySettings {
 
 // Something that only the proxy's own thread may do.
 struct Request {
-  enum class Kind : uint8_t { kAddRegion, kOpenEpoch } kind = Kind::kAddRegion;
+  enum class Kind : uint8_t { kAddRegion, kOpenEpoch, kDropRegions } kind = Kind::kAddRegion;
   const Region* region = nullptr;
   std::shared_ptr<Epoch> epoch;
   RemoteKey key;      // answer
@@ -48,8 +48,8 @@ class Proxy {
   bool join(uint64_t timeout_ns);
 
   // Waits until the thread has begun a new turn, so that it has seen what was stored before the
-  // call.
-  bool pass(uint64_t timeout_ns) const;
+  // call; after two it has also acted on it.
+  bool pass(uint64_t timeout_ns, uint64_t turns = 1) const;
   void wake();
 
   // Even: no completion is waiting to be handled. Grows with each turn that ends so.

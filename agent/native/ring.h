@@ -88,7 +88,25 @@ class Ring {
     taken_.store(consumer_.next, std::memory_order_release);
   }
 
+  // The held command's destination, or this rank, is masked: it completes when its parts have.
+  void mask() {
+    holding_ = false;
+    window_[consumer_.next & (depth_ - 1)].op = Op::kInvalid;
+    note_masked();
+    consumer_.next += 1;
+    taken_.store(consumer_.next, std::memory_order_release);
+  }
+
   void part_done(uint64_t ticket) { window_[ticket & (depth_ - 1)].parts -= 1; }
+  // The part will not be heard of, since its destination is masked.
+  void part_masked(uint64_t ticket) {
+    Entry& entry = window_[ticket & (depth_ - 1)];
+    entry.parts -= 1;
+    const bool held = holding_ && ticket == consumer_.next;  // mask() will count it
+    if (held || entry.op == Op::kInvalid) return;
+    entry.op = Op::kInvalid;
+    note_masked();
+  }
 
   // Retires what is complete, in order, and tells the producer. True when something moved.
   bool retire() {
@@ -131,6 +149,12 @@ class Ring {
     platform::store_release(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));
     platform::store_release(&shared_->refused,
                             refused_);  // partner: the pod's look after `completed`
+  }
+
+  void note_masked() {
+    count_.masked.add(1);
+    // Partner: the pod's look after `completed`.
+    platform::store_release(&shared_->masked, count_.masked.get());
   }
 
   void count_op(Op op) {

@@ -38,6 +38,10 @@ class Segments {
     const uint64_t word = (uint64_t{source} * shape_.rings + ring) * shape_.signals + index;
     return reinterpret_cast<uint64_t*>(agent_.data() + layout_.signals) + word;
   }
+  // The word of the mask area that holds the rank's bit.
+  uint64_t* mask(uint32_t rank) const {
+    return reinterpret_cast<uint64_t*>(agent_.data() + layout_.mask) + rank / 64;
+  }
   AgentHeader* header() const { return reinterpret_cast<AgentHeader*>(agent_.data()); }
   const PodHeader* pod_header() const { return reinterpret_cast<const PodHeader*>(pod_.data()); }
   const Shape& shape() const { return shape_; }

@@ -7,6 +7,16 @@
 namespace epfabric::agent {
 namespace {
 
+template <class Done>
+bool wait_until(uint64_t timeout_ns, Done&& done) {
+  const uint64_t begin = platform::clock_ns();
+  while (!done()) {
+    if (platform::clock_ns() - begin > timeout_ns) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
 uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); }
 
 }  // namespace
@@ -108,17 +118,18 @@ SessionBlob Session::describe() const {
 }
 
 bool Session::drain(uint64_t timeout_ns) const {
-  const uint64_t begin = platform::clock_ns();
-  for (;;) {
-    {
-      const std::lock_guard lock(mutex_);
-      require_open();
-      if (std::all_of(rings_.begin(), rings_.end(), [](const auto& ring) { return ring->idle(); }))
-        return true;
-    }
-    if (platform::clock_ns() - begin > timeout_ns) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
+  return wait_until(timeout_ns, [this] {
+    const std::lock_guard lock(mutex_);
+    require_open();
+    return std::all_of(rings_.begin(), rings_.end(), [](const auto& ring) { return ring->idle(); });
+  });
+}
+
+bool Session::settle(uint64_t timeout_ns) const {
+  return wait_until(timeout_ns, [this] {
+    return std::all_of(rings_.begin(), rings_.end(),
+                       [](const auto& ring) { return ring->taken() == ring->retired(); });
+  });
 }
 
 void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
@@ -166,17 +177,38 @@ void Session::stop(uint64_t timeout_ns) {
   }
 }
 
+// Local peers may be in the middle of a copy into this session's regions.
+void Session::release_peers(uint64_t timeout_ns) {
+  for (const Proxy* proxy : epoch_->proxies()) {
+    if (!proxy->pass(timeout_ns))
+      throw NativeError("a local proxy did not let go of the session in time");
+  }
+}
+
+// Of a masked rank whose proxy 0 is the node's delegate: that and the segments stay, the memory
+// goes.
+void Session::serve_as_delegate(uint64_t timeout_ns) {
+  if (delegate_only_) return;
+  for (size_t i = 1; i < proxies_.size(); ++i) proxies_[i]->ask_stop();
+  for (size_t i = 1; i < proxies_.size(); ++i) {
+    if (!proxies_[i]->join(timeout_ns)) throw NativeError("a masked rank's proxy did not end");
+  }
+  Request request;
+  request.kind = Request::Kind::kDropRegions;
+  proxies_[0]->run(request, timeout_ns);
+  release_peers(timeout_ns);
+  regions_.clear();
+  delegate_only_ = true;
+}
+
 void Session::close(uint64_t timeout_ns) {
   const std::lock_guard lock(mutex_);
   if (closed()) return;
+  if (epoch_ && epoch_->needs(shape().rank)) return serve_as_delegate(timeout_ns);
   if (epoch_) epoch_->leave(shape().rank);
   stop(timeout_ns);
   if (epoch_) {
-    // Local peers may be in the middle of a copy into this session's regions.
-    for (const Proxy* proxy : epoch_->proxies()) {
-      if (!proxy->pass(timeout_ns))
-        throw NativeError("a local proxy did not let go of the session in time");
-    }
+    release_peers(timeout_ns);
     epoch_->forget(this);
   }
   closed_.store(true, std::memory_order_release);

@@ -34,11 +34,15 @@ class Session {
   SessionBlob describe() const;
   // Waits until nothing is visible or outstanding on any ring.
   bool drain(uint64_t timeout_ns) const;
+  // The same of a masked rank, whose visible commands are taken no more.
+  bool settle(uint64_t timeout_ns) const;
 
   // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped
   // then).
   void stop(uint64_t timeout_ns);
-  // The other local proxies no longer write here either; unmaps everything. Idempotent.
+  // The other local proxies no longer write here either; unmaps everything. Idempotent. Where the
+  // running epoch needs the session as its barrier's delegate, what that needs stays until the
+  // epoch ends and closes it.
   void close(uint64_t timeout_ns);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -61,6 +65,8 @@ class Session {
 
  private:
   void require_open() const;
+  void release_peers(uint64_t timeout_ns);
+  void serve_as_delegate(uint64_t timeout_ns);
   uint64_t used_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
 
   const uint64_t group_;
@@ -74,6 +80,7 @@ class Session {
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
   mutable std::mutex mutex_;  // whoever changes the session, or looks at what close() takes away
   bool half_registered_ = false;  // some proxies lack a region
+  bool delegate_only_ = false;    // of a masked rank
   std::atomic<bool> closed_{false};
 };
 

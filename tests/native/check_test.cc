@@ -19,9 +19,9 @@ struct World {
   std::array<Extent, 1> own{{{0, 65536}}};
   std::array<Extent, 2> other{{{0, 4096}, {65536, 65536 + 8192}}};
   std::array<std::span<const Extent>, 3> regions{own, other, std::span<const Extent>{}};
-  std::array<std::atomic<uint8_t>, 3> left{};
+  std::array<std::atomic<uint8_t>, 3> states{};
   std::atomic<uint32_t> departed{0};
-  SessionView view{3, 16, own, regions, left, &departed};
+  SessionView view{3, 16, own, regions, states, &departed};
 
   Refusal write(const Write& write, uint64_t ticket = 0) const {
     Slot slot{};
@@ -62,7 +62,7 @@ TEST_CASE("ranks: the last one of the group, the first beyond, one that left") {
   CHECK(world.write({3, 0, 0, 1, 0, 0}) == Refusal::kRankOutOfGroup);
   CHECK(world.write({4095, 0, 0, 1, 0, 0}) == Refusal::kRankOutOfGroup);
   CHECK(world.write({1, 0, 0, 1, 0, 0}) == Refusal::kNone);
-  world.left[1] = 1;
+  world.states[1] = kLeft;
   world.departed = 1;
   CHECK(world.write({1, 0, 0, 1, 0, 0}) == Refusal::kRankLeft);
   CHECK(check(pack_barrier(), 0, 0, world.view).refusal == Refusal::kRankLeft);

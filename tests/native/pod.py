@@ -145,6 +145,10 @@ class Pod:
         word = (source * self.rings + ring) * self.signals + index
         return int(self.agent[self.at["signals"] // 8 + word])
 
+    def masked(self) -> list[int]:
+        words = self.agent[self.at["mask"] // 8 :][: (self.world + 63) // 64]
+        return [rank for rank in range(self.world) if int(words[rank // 64]) >> rank % 64 & 1]
+
     def aborted(self) -> bool:
         return int(self.agent[self.at["agent_abort"] // 8]) != 0
 
@@ -198,6 +202,7 @@ class Group:
         epoch: int = 1,
         prepare: Callable[[Pod], None] = lambda pod: None,
         beside: Group | None = None,
+        mask: bool = False,
         **core: object,
     ) -> None:
         self.number: int = beside.number + 1 if beside else 1
@@ -237,6 +242,7 @@ class Group:
                 0,
                 nodes,
                 barrier_timeout_ms,
+                mask,
             )
         for node in self.nodes:
             node.core.start_epoch(self.number)

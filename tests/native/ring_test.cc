@@ -20,9 +20,9 @@ struct Fixture {
   Ring ring{0, slots.data(), &shared, kDepth};
   std::array<Extent, 1> own{{{0, 65536}}};
   std::array<std::span<const Extent>, 1> regions{own};
-  std::array<std::atomic<uint8_t>, 1> left{};
+  std::array<std::atomic<uint8_t>, 1> states{};
   std::atomic<uint32_t> departed{0};
-  SessionView view{1, 4, own, regions, left, &departed};
+  SessionView view{1, 4, own, regions, states, &departed};
   Producer producer{slots.data(), &shared.tail, 0, 0, kDepth};
 
   bool push(const Slot& slot) { return producer.try_push(&slot, 1); }

@@ -104,6 +104,9 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
     yield read(SLOTS, sum(session.completed.values()), (RESULT, "completed"))
     for reason, count in session.refused_slots.items():
         yield read(SLOTS, count, (RESULT, "refused"), (REASON, reason))
+    if session.masked:
+        yield read(COMMANDS, session.masked, (RESULT, "masked"))
+        yield read(SLOTS, session.masked, (RESULT, "masked"))
     for peer in session.peers:
         route = ((PEER, peer.node), (TRANSPORT, peer.transport))
         yield read(WRITES, peer.writes, *route)

@@ -43,6 +43,8 @@ class SessionSample:
     """Refused commands by reason."""
     refused_slots: Mapping[str, int] = field(default_factory=dict)
     """The same in slots."""
+    masked: int = 0
+    """Commands without effect, since their destination is masked."""
     fifo_depth: int = 0
     """Slots taken from the rings and not yet retired."""
     inflight: int = 0

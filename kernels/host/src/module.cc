@@ -116,6 +116,7 @@ nb::dict offsets_dict() {
   offsets["ring_refused"] = offsetof(RingCounters, refused);
   offsets["ring_refused_ticket"] = offsetof(RingCounters, last_refused_ticket);
   offsets["ring_refused_reason"] = offsetof(RingCounters, last_refused_reason);
+  offsets["ring_masked"] = offsetof(RingCounters, masked);
   offsets["ring_counters_bytes"] = sizeof(RingCounters);
   offsets["slot_bytes"] = sizeof(Slot);
   offsets["pod_magic"] = kPodMagic;

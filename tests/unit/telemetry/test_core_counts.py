@@ -24,6 +24,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "ops": {"write": 5, "drain": ring},
                 "refused": {"unsupported": 1} if ring else {},
                 "refused_slots": {"unsupported": ring} if ring else {},
+                "masked": ring,
             }
             for ring in range(3)
         ],
@@ -50,6 +51,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     assert got.completed == {"write": 15, "drain": 3}
     assert got.refused == {"unsupported": 2}
     assert got.refused_slots == {"unsupported": 3}
+    assert got.masked == 3
     assert (got.fifo_depth, got.inflight) == (6, 6)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),

@@ -49,6 +49,7 @@ struct RingCounters {
   uint64_t refused;              // commands refused since the session began
   uint64_t last_refused_ticket;  // meaningful where refused > 0; stored before `refused`
   uint64_t last_refused_reason;  // a Refusal
+  uint64_t masked;               // commands that had no effect: their rank is masked
 };
 static_assert(sizeof(PodHeader) == 128 && sizeof(AgentHeader) == 256);
 static_assert(sizeof(RingCounters) == 128);
