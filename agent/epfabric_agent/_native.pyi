@@ -109,14 +109,12 @@ class Session:
     @property
     def group(self) -> int: ...
     @property
-    def pod_fd(self) -> int: ...
-    @property
-    def agent_fd(self) -> int: ...
-    @property
     def region_bytes(self) -> int:
         """Extent of the rank's offset space: the end of its last region."""
     def register_memfd(self, fd: int, bytes: int) -> RegionInfo:
         """Maps, checks and seals a pod's memfd (the caller closes fd). Before open_epoch."""
+    def share(self) -> tuple[int, int]:
+        """New descriptors of the pod's and the agent's memfd; the caller closes them."""
     def describe(self) -> bytes:
         """What other nodes need to write to this rank; after the last register_memfd()."""
     def endpoints(self) -> list[bytes]:

@@ -6,6 +6,8 @@
 
 #include <chrono>
 
+#include "deadline.h"
+
 namespace epfabric::agent {
 namespace {
 
@@ -200,13 +202,17 @@ void Core::close_epoch(uint64_t group) {
   end(epoch);
 }
 
-// Sessions are closed by their owner, but for those that were kept for the barrier.
+// One bound for all sessions. They are closed by their owner, but for those that were kept for the
+// barrier. A proxy that does not end is told of by its session's close(), too: the group is free of
+// the epoch all the same.
 void Core::end(const std::shared_ptr<Epoch>& epoch) {
-  for (const auto& session : epoch->sessions()) session->stop(kStopNs);
+  remove(epoch);
+  for (const auto& session : epoch->sessions()) session->ask_stop();
+  const Deadline limit(kStopNs);
+  for (const auto& session : epoch->sessions()) session->stop(limit.left_ns());
   for (const auto& session : epoch->sessions()) {
     if (epoch->masked(session->shape().rank)) session->close(kStopNs);
   }
-  remove(epoch);
 }
 
 void Core::mask_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {

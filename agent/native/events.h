@@ -16,8 +16,8 @@ namespace epfabric::agent {
 struct Event {
   std::string kind;  // "failed", "lost" or "barrier_timeout"
   uint64_t group = 0;
-  int rank = -1;
-  std::vector<uint32_t> ranks;
+  int rank = -1;                // whom `detail` is about, or -1
+  std::vector<uint32_t> ranks;  // that are lost
   std::string detail;
   uint64_t barrier = 0;  // number of the one that timed out
 };

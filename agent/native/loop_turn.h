@@ -156,10 +156,12 @@ template <class Remote>
 const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& record) {
   if (record.kind == RecordKind::kCredit) return nullptr;
   if (record.kind == RecordKind::kSignal) {
+    uint64_t* word = proxy_.segments_.signal(link.rank, record.ring, record.index);
+    // Only this thread stores the word, and no pod can: that memfd is sealed against them.
+    if (record.value < platform::load_relaxed(word)) return "a signal word that would shrink";
     // Partner: the pod's wait_at_least(); the payload came before the record on the same
     // connection.
-    platform::store_release(proxy_.segments_.signal(link.rank, record.ring, record.index),
-                            record.value);
+    platform::store_release(word, record.value);
     return nullptr;
   }
   if (!delegate_) return "a barrier record for a rank that is no delegate";
@@ -267,8 +269,8 @@ void Loop<Remote>::barrier_timed_out() {
     text += "missing ranks:";
     for (const uint32_t rank : missing) text += " " + std::to_string(rank);
   }
-  epoch_->fail({"barrier_timeout", epoch_->plan().group,
-                missing.empty() ? -1 : static_cast<int>(missing[0]), missing, text,
+  const uint32_t about = missing.empty() ? epoch_->plan().leader_rank : missing[0];
+  epoch_->fail({"barrier_timeout", epoch_->plan().group, static_cast<int>(about), missing, text,
                 delegate_->number()});
 }
 

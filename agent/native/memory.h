@@ -1,6 +1,7 @@
 // RAII for file descriptors and mappings; used by segments, regions and mailboxes.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,6 +29,13 @@ class FileDescriptor {
     fd_ = -1;
   }
   int get() const { return fd_; }
+  // The caller closes it.
+  int release() { return std::exchange(fd_, -1); }
+  FileDescriptor duplicate() const {
+    FileDescriptor copy(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+    if (copy.get() < 0) throw system_error("a file descriptor cannot be duplicated");
+    return copy;
+  }
 
  private:
   int fd_ = -1;

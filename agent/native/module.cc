@@ -177,8 +177,15 @@ void bind_session(nb::module_& module) {
   nb::class_<Session>(module, "Session")
       .def_prop_ro("rank", [](const Session& self) { return self.shape().rank; })
       .def_prop_ro("group", &Session::group)
-      .def_prop_ro("pod_fd", [](const Session& self) { return self.segments().pod_fd(); })
-      .def_prop_ro("agent_fd", [](const Session& self) { return self.segments().agent_fd(); })
+      .def("share",
+           [](const Session& self) {
+             Shared shared;
+             {
+               const nb::gil_scoped_release unlocked;
+               shared = self.share();
+             }
+             return nb::make_tuple(shared.pod.release(), shared.agent.release());
+           })
       .def_prop_ro("region_bytes", &Session::region_bytes, Unlocked())
       .def("register_memfd", &Session::register_memfd, "fd"_a, "bytes"_a, Unlocked())
       .def("describe",

@@ -7,6 +7,8 @@
 #include <sys/prctl.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <system_error>
 
@@ -18,6 +20,8 @@ namespace epfabric::agent {
 namespace {
 
 constexpr auto kStartLimit = std::chrono::seconds(10);
+constexpr uint64_t kEndLimitNs = 30'000'000'000;
+constexpr int kStuckStatus = 3;
 
 std::chrono::nanoseconds nanoseconds(uint64_t ns) { return std::chrono::nanoseconds(ns); }
 
@@ -48,14 +52,20 @@ Proxy::Proxy(uint32_t index, uint32_t proxies, int cpu, const ProxySettings& set
   if (!known) error = "a proxy did not start within 10 s";
   lock.unlock();
   if (error.empty()) return;
-  ask_stop();
-  thread_.join();
+  end();
   throw NativeError(error);
 }
 
-Proxy::~Proxy() {
+Proxy::~Proxy() { end(); }
+
+// A thread that does not end uses the session's memory, so that nobody may go on without it, nor
+// wait for it for ever: the process ends, and is started anew.
+void Proxy::end() {
   ask_stop();
-  if (thread_.joinable()) thread_.join();
+  if (join(kEndLimitNs)) return;
+  std::fprintf(stderr, "epfabric-agent: proxy %u on CPU %d did not end in %llu s: the agent ends\n",
+               index_, cpu_, static_cast<unsigned long long>(kEndLimitNs / 1'000'000'000));
+  std::_Exit(kStuckStatus);
 }
 
 void Proxy::main() {

@@ -74,7 +74,7 @@ class Proxy {
   template <class Remote>
   void serve(Remote& remote);
   void pin();
-  void announce(const std::string& error);
+  void end();
   Request* pending_request();
   void answer();
   void block(uint64_t at_most_ns, int queue_fd);

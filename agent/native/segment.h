@@ -18,13 +18,18 @@ struct Shape {
   uint32_t signals;
 };
 
+struct Shared {
+  FileDescriptor pod;
+  FileDescriptor agent;
+};
+
 class Segments {
  public:
   explicit Segments(const Shape& shape);
   void close();
 
-  int pod_fd() const { return pod_fd_.get(); }
-  int agent_fd() const { return agent_fd_.get(); }
+  // Duplicates, for the pod. Throws NativeError.
+  Shared share() const { return {pod_fd_.duplicate(), agent_fd_.duplicate()}; }
 
   const Slot* slots(uint32_t ring) const {
     return reinterpret_cast<const Slot*>(pod_.data() + layout_.slots) +

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "deadline.h"
+
 namespace epfabric::agent {
 namespace {
 
@@ -43,9 +45,7 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
   }
 }
 
-Session::~Session() {
-  for (const auto& proxy : proxies_) proxy->ask_stop();
-}
+Session::~Session() { ask_stop(); }
 
 void Session::require_open() const {
   if (closed_)
@@ -100,6 +100,12 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   }
   half_registered_ = false;
   return {static_cast<uint32_t>(regions_.size() - 1), offset, bytes};
+}
+
+Shared Session::share() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  return segments_.share();
 }
 
 SessionBlob Session::describe() const {
@@ -166,10 +172,15 @@ std::string Session::unreachable() const {
   return "";
 }
 
-void Session::stop(uint64_t timeout_ns) {
+void Session::ask_stop() {
   for (const auto& proxy : proxies_) proxy->ask_stop();
+}
+
+void Session::stop(uint64_t timeout_ns) {
+  ask_stop();
+  const Deadline limit(timeout_ns);
   for (const auto& proxy : proxies_) {
-    if (!proxy->join(timeout_ns)) {
+    if (!proxy->join(limit.left_ns())) {
       throw NativeError("proxy " + std::to_string(proxy->index()) + " of rank " +
                         std::to_string(shape().rank) +
                         " did not end in time: the machine is overloaded");
@@ -205,10 +216,11 @@ void Session::close(uint64_t timeout_ns) {
   const std::lock_guard lock(mutex_);
   if (closed()) return;
   if (epoch_ && epoch_->needs(shape().rank)) return serve_as_delegate(timeout_ns);
+  const Deadline limit(timeout_ns);
   if (epoch_) epoch_->leave(shape().rank);
-  stop(timeout_ns);
+  stop(limit.left_ns());
   if (epoch_) {
-    release_peers(timeout_ns);
+    release_peers(limit.left_ns());
     epoch_->forget(this);
   }
   closed_.store(true, std::memory_order_release);

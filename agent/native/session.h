@@ -32,13 +32,16 @@ class Session {
 
   RegionInfo register_memfd(int fd, uint64_t bytes);
   SessionBlob describe() const;
+  // What the pod maps; nothing that close() takes away.
+  Shared share() const;
   // Waits until nothing is visible or outstanding on any ring.
   bool drain(uint64_t timeout_ns) const;
   // The same of a masked rank, whose visible commands are taken no more.
   bool settle(uint64_t timeout_ns) const;
 
+  void ask_stop();
   // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped
-  // then).
+  // then). The bound is for all of them.
   void stop(uint64_t timeout_ns);
   // The other local proxies no longer write here either; unmaps everything. Idempotent. Where the
   // running epoch needs the session as its barrier's delegate, what that needs stays until the

@@ -90,10 +90,11 @@ class Pod:
 
     def __post_init__(self) -> None:
         self.at = _native.layout(self.rings, self.depth, self.signals, self.world)
-        self.pod_map = mmap.mmap(self.session.pod_fd, self.at["pod_bytes"])
-        self.agent_map = mmap.mmap(
-            self.session.agent_fd, self.at["agent_bytes"], prot=mmap.PROT_READ
-        )
+        pod_fd, agent_fd = self.session.share()
+        self.pod_map = mmap.mmap(pod_fd, self.at["pod_bytes"])
+        self.agent_map = mmap.mmap(agent_fd, self.at["agent_bytes"], prot=mmap.PROT_READ)
+        os.close(pod_fd)
+        os.close(agent_fd)
         pod = np.frombuffer(self.pod_map, dtype=np.uint64)
         self.agent = np.frombuffer(self.agent_map, dtype=np.uint64)
         slots = self.at["slots"] // 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -113,7 +114,10 @@ def fingerprint(pod: Pod) -> tuple[bytes, bytes]:
 def push(pod: Pod, streams: list[Slots]) -> None:
     """All streams to their rings, through the native producer, side by side."""
     session = pod.session
-    segments = _producer.Segments(session.pod_fd, session.agent_fd, RINGS, DEPTH, SIGNALS, WORLD)
+    fds = session.share()
+    segments = _producer.Segments(*fds, RINGS, DEPTH, SIGNALS, WORLD)
+    for fd in fds:
+        os.close(fd)
     rings = [_producer.Ring(segments, ring, 8) for ring in range(RINGS)]
     for begin in range(0, len(streams[0]), DEPTH):
         for ring, slots in zip(rings, streams, strict=True):

@@ -28,18 +28,25 @@ def session() -> Iterator[_native.Session]:
 def test_segments_are_sealed_and_the_agents_is_read_only_to_others(
     session: _native.Session,
 ) -> None:
-    assert fcntl.fcntl(session.pod_fd, F_GET_SEALS) == SHRINK | GROW | SEAL
-    assert fcntl.fcntl(session.agent_fd, F_GET_SEALS) == SHRINK | GROW | SEAL | FUTURE_WRITE
-    size = os.fstat(session.agent_fd).st_size
+    pod_fd, agent_fd = session.share()
+    assert fcntl.fcntl(pod_fd, F_GET_SEALS) == SHRINK | GROW | SEAL
+    assert fcntl.fcntl(agent_fd, F_GET_SEALS) == SHRINK | GROW | SEAL | FUTURE_WRITE
+    size = os.fstat(agent_fd).st_size
     with pytest.raises(PermissionError):
-        mmap.mmap(session.agent_fd, size)
+        mmap.mmap(agent_fd, size)
     with pytest.raises(PermissionError):
-        os.pwrite(session.agent_fd, b"x", 0)
+        os.pwrite(agent_fd, b"x", 0)
     with pytest.raises(PermissionError):
-        os.ftruncate(session.pod_fd, 4096)
-    for fd in (session.pod_fd, session.agent_fd):
+        os.ftruncate(pod_fd, 4096)
+    for fd in (pod_fd, agent_fd):
         assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-    mmap.mmap(session.pod_fd, os.fstat(session.pod_fd).st_size).close()
+    mmap.mmap(pod_fd, os.fstat(pod_fd).st_size).close()
+    session.close()
+    assert os.fstat(pod_fd).st_size > 0, "they are the caller's own"
+    for fd in (pod_fd, agent_fd):
+        os.close(fd)
+    with pytest.raises(_native.NativeError, match="is closed"):
+        session.share()
 
 
 def test_a_registered_region_is_sealed_and_keeps_its_pages(session: _native.Session) -> None:

@@ -102,7 +102,10 @@ def open_epoch(
 def meet(rank: Rank) -> None:
     """What a pod's process does: write to the other rank, drain, barrier; 200 times."""
     session = rank.session
-    segments = _producer.Segments(session.pod_fd, session.agent_fd, RINGS, DEPTH, SIGNALS, WORLD)
+    fds = session.share()
+    segments = _producer.Segments(*fds, RINGS, DEPTH, SIGNALS, WORLD)
+    for fd in fds:
+        os.close(fd)
     ring = _producer.Ring(segments, 0, 1)
     for _ in range(BARRIERS):
         units = WRITE_BYTES // 16

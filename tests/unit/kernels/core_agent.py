@@ -79,14 +79,17 @@ class CoreAgent:
             )  # fmt: skip
             self.sessions[rank] = session
             self._connections[rank] = connection
+        fds = session.share()
         hello = messages.HelloReply(
             abi=1, node="here", agent_pid=os.getpid(), group="ns/g", fabric="moe", rings=RINGS,
             depth=DEPTH, batch=8, signals=SIGNALS, world_size=self.world_size, rank=rank,
             max_inflight=256, barrier_timeout_ms=int(BOUND_S * 1000),
-            join_timeout_ms=int(BOUND_S * 1000), pod_bytes=os.fstat(session.pod_fd).st_size,
-            agent_bytes=os.fstat(session.agent_fd).st_size,
+            join_timeout_ms=int(BOUND_S * 1000), pod_bytes=os.fstat(fds[0]).st_size,
+            agent_bytes=os.fstat(fds[1]).st_size,
         )  # fmt: skip
-        socket.send_fds(connection, [messages.encode(hello)], [session.pod_fd, session.agent_fd])
+        socket.send_fds(connection, [messages.encode(hello)], list(fds))
+        for fd in fds:
+            os.close(fd)
 
     def _answer(self, rank: int, request: messages.Request, fds: list[int]) -> messages.Reply:
         session = self.sessions[rank]
