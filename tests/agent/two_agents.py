@@ -20,10 +20,12 @@ WAIT_S = 60.0
 
 
 class TwoAgents:
-    def __init__(self, processes: Processes, **barrier: str) -> None:
+    def __init__(
+        self, processes: Processes, groups: tuple[str, ...] = ("moe",), **barrier: str
+    ) -> None:
         self.processes = processes
         self.folder = processes.folder
-        self.manifest = self._manifest(barrier)
+        self.manifest = self._manifest(groups, barrier)
         self.pki("init")
         for node, address in ADDRESSES.items():
             self.pki("issue", f"--node={node}", "--fabric=moe", f"--address={address}")
@@ -31,8 +33,8 @@ class TwoAgents:
         for node, agent in self.agents.items():
             wait_until(lambda n=node: self.listens(n), WAIT_S, f"agent {node}", agent)  # type: ignore[misc]
 
-    def socket(self, node: str) -> Path:
-        return self.folder / node / "sockets/moe/agent.sock"
+    def socket(self, node: str, group: str = "moe") -> Path:
+        return self.folder / node / "sockets" / group / "agent.sock"
 
     def listens(self, node: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -64,9 +66,10 @@ class TwoAgents:
         )
         assert done.wait(WAIT_S) == 0, done.tail()
 
-    def _manifest(self, barrier: dict[str, str]) -> Path:
+    def _manifest(self, groups: tuple[str, ...], barrier: dict[str, str]) -> Path:
         fabric, peers = yaml.safe_load_all((ROOT / "examples/two-agents/fabric.yaml").read_text())
         fabric["spec"]["barrier"] |= barrier
+        peers["groups"] = list(groups)
         for peer in peers["peers"]:
             address = ADDRESSES[peer["node"]]
             peer["endpoint"] = f"{address}:{free_port(address)}"
@@ -86,7 +89,7 @@ def says(process: Process, text: str) -> bool:
 
 
 @contextmanager
-def two_agents(**barrier: str) -> Iterator[TwoAgents]:
+def two_agents(groups: tuple[str, ...] = ("moe",), **barrier: str) -> Iterator[TwoAgents]:
     """Ended with everything that was started, whatever happens."""
     with Processes("epfabric-agents-") as processes:
-        yield TwoAgents(processes, **barrier)
+        yield TwoAgents(processes, groups, **barrier)

@@ -18,8 +18,12 @@ from epfabric_agent.pki.identity import NodeIdentity, PkiError
 from epfabric_agent.sampling import rounded
 
 NODE = NodeIdentity("a", "moe", "127.0.0.1")
-NOW = datetime.datetime.now(datetime.UTC)
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def now(days: int = 0) -> datetime.datetime:
+    """Of the test, not of the import: certificates are made in between."""
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
 @pytest.fixture
@@ -57,27 +61,27 @@ BROKEN = [
 
 
 def test_good_files_pass(pki: Path) -> None:
-    check(authority.load(pki, "a"), NODE, NOW)
+    check(authority.load(pki, "a"), NODE, now())
 
 
 @pytest.mark.parametrize(("damage", "says"), BROKEN)
 def test_broken_files_are_named(pki: Path, damage: Callable[[Path], object], says: str) -> None:
     damage(pki)
     with pytest.raises(PkiError, match=says):
-        check(authority.load(pki, "a"), NODE, NOW)
+        check(authority.load(pki, "a"), NODE, now())
 
 
 @pytest.mark.parametrize(("days", "name"), [(-1, "a.crt"), (11, "a.crt"), (40, "a.crt")])
 def test_files_out_of_time_say_from_when_until_when(pki: Path, days: int, name: str) -> None:
     with pytest.raises(PkiError, match=f"{name} is valid from .* clock says"):
-        check(authority.load(pki, "a"), NODE, NOW + datetime.timedelta(days=days))
+        check(authority.load(pki, "a"), NODE, now(days))
 
 
 def test_an_authority_out_of_time_is_named(tmp_path: Path) -> None:
     authority.make_authority(tmp_path, 2)
     authority.issue(tmp_path, NODE, 10, tmp_path)
     with pytest.raises(PkiError, match=r"ca\.crt is valid from"):
-        check(authority.load(tmp_path, "a"), NODE, NOW + datetime.timedelta(days=3))
+        check(authority.load(tmp_path, "a"), NODE, now(3))
 
 
 @pytest.mark.parametrize("damage", [garbage("a.crt"), copy("other/ca.crt", "ca.crt")])
