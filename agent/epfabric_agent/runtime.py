@@ -24,7 +24,7 @@ from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity
 from epfabric_agent.sampling import Sampler, barrier_statistics
 from epfabric_agent.session.quota import Quota
-from epfabric_agent.session.services import Services
+from epfabric_agent.session.services import Services, Unserved
 from epfabric_agent.session.sockets import Sockets
 from epfabric_agent.telemetry import config as telemetry_config
 from epfabric_agent.telemetry import runtime as telemetry_runtime
@@ -34,6 +34,7 @@ from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.transport import Choice, choose
 
 TELEMETRY_S = 3.0
+STUCK_STATUS = 3  # as the core's own, proxy.cc
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +68,7 @@ class Runtime:
         self.client = PeerClient(identity, credentials)
         self.hub = Hub(reporter)
         self.core = CoreEdge(identity.address, self.hub)
-        self.sockets = Sockets(self.services)
+        self.sockets = Sockets(self)
         self.endpoint = ""
         self._find = find
         self._machine = machine
@@ -78,6 +79,8 @@ class Runtime:
         self._quota = Quota(0, 0)
         self._ledger = CpuLedger()
         self._services: Services | None = None
+        self._settled = asyncio.Event()  # the core is not being replaced
+        self._settled.set()
         self._settings: Settings | None = None
         self._behind = ""
         self._sampler = Sampler(self.hub, lambda: self.core.current, lambda: self._choice)
@@ -112,20 +115,30 @@ class Runtime:
         else:
             self._behind = ""
             if changed:
+                self._settled.clear()
+        try:
+            if not self._settled.is_set():
+                self._services = None
                 await self._use_core(wanted)
-        if changed or settings != self._settings:
-            self._serve_with(settings)
+            if changed or settings != self._settings:
+                self._serve_with(settings)
+        finally:
+            self._settled.set()
         self._settings = settings
 
-    def services(self) -> Services:
-        """What a new session gets."""
+    async def services(self) -> Services:
+        """What a new session gets; see session.services.Current. Raises Unserved."""
+        while not self._settled.is_set():
+            await self._settled.wait()
         if self._services is None:
-            raise RuntimeError("the agent serves no sessions yet")
+            raise Unserved(
+                f"the agent of node {self.identity.node} serves no sessions: {self._choice.reason}"
+            )
         return self._services
 
     @property
     def serving(self) -> bool:
-        return self._services is not None
+        return self._services is not None or not self._settled.is_set()
 
     @property
     def sessions(self) -> int:
@@ -193,6 +206,7 @@ class Runtime:
                 find=lambda group: self._find(self.client, group),
                 observe=self._observe,
                 changed=self._changed,
+                give_up=self._give_up,
             )
         )
         self._services = Services(
@@ -206,6 +220,12 @@ class Runtime:
             cpus=lambda: self._inventory.cpus,
             changed=self._changed,
         )
+
+    def _give_up(self, reason: str) -> None:
+        """The kubelet (or whoever started the agent) starts a new one, which begins clean."""
+        _log.critical("the agent ends: %s", reason)
+        logging.shutdown()
+        os._exit(STUCK_STATUS)
 
     def _observe(self) -> None:
         if self._telemetry is not None:

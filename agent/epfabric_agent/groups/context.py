@@ -28,6 +28,8 @@ class NodeContext:
     """Keeps the last counts of what is about to be closed; called off the agent's loop."""
     changed: Callable[[], None]
     """Something that a status shows may have changed."""
+    give_up: Callable[[str], None]
+    """Ends the agent, with the reason: something of its core can neither be ended nor be left."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from epfabric import messages
 
 from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.local_rank import LocalRank, Stage
+from epfabric_agent.threads import ending, serving
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Session
 
 ABORT_WORDS_S = 0.2
+DRAIN_LOOK_S = 0.02
+OPENED_S = 60.0  # each proxy has 10 s in the core
+CLOSED_S = 9.0  # two tries of 5 s in the core
 _log = logging.getLogger(__name__)
 
 
@@ -31,19 +39,44 @@ async def end_failed(epoch: LocalEpoch, reason: str, observe: Callable[[], None]
         local.on_failed(epoch.number, local.failure)
         local.let_go()
     await stopped
-    await asyncio.to_thread(observe)
+    await ending(observe)
 
 
-async def drop(local: LocalRank) -> None:
-    """Closes the rank's session in the core, then gives back what it held."""
+async def drained(session: Session, limit_s: float) -> bool:
+    """Whether nothing of the session is outstanding in that time; holds a thread only to look."""
+    loop = asyncio.get_running_loop()
+    end, pause_s = loop.time() + limit_s, 0.001
+    while not await serving(session.drain, 0):
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, DRAIN_LOOK_S)
+    return True
+
+
+async def drop(local: LocalRank, give_up: Callable[[str], None]) -> None:
+    """Closes the rank's session in the core, then gives back what it held.
+
+    What does not end in time can neither be waited for nor be left, as it uses the pods' memory
+    and a CPU: `give_up` is told.
+    """
     from epfabric_agent._native import NativeError
 
-    if local.opening is not None:
-        await asyncio.wait([local.opening])  # the core's thread cannot be cut off
+    who = f"rank {local.rank} of {local.pod}"
+    if local.opening is not None:  # the core's thread cannot be cut off
+        done, _ = await asyncio.wait([local.opening], timeout=OPENED_S)
+        if not done:
+            give_up(f"the session of {who} was not opened in {OPENED_S:g} s")
     native, local.native = local.native, None
-    if native is not None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + CLOSED_S
+    while native is not None:
         try:
-            await asyncio.to_thread(native.close)
+            await ending(native.close)
+            break
         except NativeError as error:
-            _log.error("rank %d of %s did not close cleanly: %s", local.rank, local.pod, error)
+            _log.error("%s does not close: %s", who, error)
+            if loop.time() > end:
+                give_up(f"the session of {who} was not closed in {CLOSED_S:g} s: {error}")
+                break
     local.release()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ParamSpec
 from epfabric_agent.groups.local_rank import LocalRank
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_agent.threads import ending, serving
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
@@ -36,12 +37,12 @@ class LocalEpoch:
         self.failing = False
 
     def whereabouts(self, ranks: Iterable[int]) -> str:
-        """For people: `lost ranks 0-1 on node a, rank 4 on node c`."""
+        """For people: `ranks 0-1 on node a, rank 4 on node c`."""
         node_of = {info.rank: self.nodes[info.node] for info in self._plan.ranks}
         found: dict[str, list[int]] = {}
         for rank in ranks:
             found.setdefault(node_of.get(rank, "unknown"), []).append(rank)
-        return "lost " + ", ".join(f"{spoken(some)} on node {n}" for n, some in found.items())
+        return ", ".join(f"{spoken(some)} on node {n}" for n, some in found.items())
 
     async def open(self, barrier_timeout_ms: int) -> str:
         """Connects with every rank; why it could not, or nothing."""
@@ -58,7 +59,7 @@ class LocalEpoch:
         ]
         local = [rank.session for rank in self.ranks.values()]
         try:
-            await asyncio.to_thread(
+            await serving(
                 self._core.open_epoch,
                 self.handle,
                 self.number,
@@ -77,7 +78,7 @@ class LocalEpoch:
         from epfabric_agent._native import NativeError
 
         try:
-            await asyncio.to_thread(self._core.start_epoch, self.handle)
+            await serving(self._core.start_epoch, self.handle)
         except NativeError as error:
             return str(error)
         return ""
@@ -88,7 +89,7 @@ class LocalEpoch:
 
         try:
             for rank in ranks:
-                await asyncio.to_thread(self._core.rank_left, self.handle, rank)
+                await ending(self._core.rank_left, self.handle, rank)
         except NativeError as error:
             return str(error)
         return ""
@@ -106,6 +107,6 @@ class LocalEpoch:
         from epfabric_agent._native import NativeError
 
         try:
-            await asyncio.to_thread(call, *args, **kwargs)
+            await ending(call, *args, **kwargs)
         except NativeError as error:
             _log.error("the core did not end epoch %d cleanly: %s", self.number, error)

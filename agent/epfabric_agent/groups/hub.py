@@ -6,7 +6,9 @@ Used by session (a pod says hello), by the peer server (which coordinators are h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 from dataclasses import fields
 from typing import Protocol
 
@@ -16,6 +18,10 @@ from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.part import Part
 from epfabric_agent.groups.state import GroupState, Limits
 from epfabric_agent.pods import Pod
+
+EPOCH_S = 5.0
+ENDED_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
@@ -49,7 +55,7 @@ class Hub:
         self._coordinators: dict[str, Coordinator] = {}
         self._handles = itertools.count(1)
         self._epochs: dict[str, int] = {}
-        self._opening = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[int]] = {}
         self._context: PartContext | None = None
 
     def use(self, context: NodeContext) -> None:
@@ -76,31 +82,48 @@ class Hub:
     def coordinator(self, group: str) -> Coordinator | None:
         return self._coordinators.get(group)
 
-    async def part_for(self, pod: Pod, rank: int) -> Part:
-        """The part of the pod's group; its coordinator is made where rank 0 says hello."""
-        if self._context is None:
-            raise RuntimeError("the agent is not ready for sessions")
-        if rank == 0:
-            await self._coordinate(pod)
-        part = self._parts.get(pod.group_key)
-        if part is None or not part.in_use:
-            part = self._parts[pod.group_key] = Part(pod.group_key, self._context)
-        return part
+    async def last_epoch(self, pod: Pod) -> int:
+        """What the outside knows of the group, for part_for() of rank 0; asked once at a time.
 
-    async def _coordinate(self, pod: Pod) -> None:
+        Bounded: an epoch's number only tells it from earlier ones, and 0 is good enough.
+        """
         group = pod.group_key
-        async with self._opening:
-            if group in self._coordinators:
-                return
-            assert self._context is not None
-            known = await self._reporter.last_epoch(pod)
-            limits = Limits(join_s=self._context.join_timeout_s)
-            membership = Membership(group, max(known, self._epochs.get(group, 0)), limits)
+        if group in self._coordinators:
+            return 0
+        asking = self._asking.get(group)
+        if asking is None:
+            asking = self._asking[group] = asyncio.create_task(self._reporter.last_epoch(pod))
+            asking.add_done_callback(lambda _: self._asking.pop(group, None))
+        try:
+            return await asyncio.wait_for(asyncio.shield(asking), EPOCH_S)
+        except TimeoutError:
+            _log.warning("the last epoch of group %s is not known in %g s", group, EPOCH_S)
+            return 0
+
+    async def ended(self, pod: Pod, rank: int) -> None:
+        """Waits, with a bound, for the earlier session of this rank if that is ending."""
+        part = self._parts.get(pod.group_key)
+        holder = part.ranks.get(rank) if part is not None else None
+        if holder is not None and holder.ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(holder.ended.wait(), ENDED_S)
+
+    def part_for(self, pod: Pod, rank: int, last_epoch: int) -> Part:
+        """The part of the pod's group; its coordinator is made where rank 0 says hello."""
+        assert self._context is not None, "there are no services without use()"
+        group = pod.group_key
+        if rank == 0 and group not in self._coordinators:
+            known = max(last_epoch, self._epochs.get(group, 0))
             self._coordinators[group] = Coordinator(
-                membership,
+                Membership(group, known, Limits(join_s=self._context.join_timeout_s)),
                 lambda state: self._reporter.state(pod, state),
                 self.retire,
             )
+        part = self._parts.get(group)
+        if part is None or not part.in_use:
+            part = self._parts[group] = Part(group, self._context)
+        part.renew(self._context)
+        return part
 
     def retire(self) -> None:
         """Ends coordinators whose rank 0 is gone while no epoch runs; drops idle parts."""

@@ -48,6 +48,8 @@ class LocalRank:
     """Tells the pod that its epoch failed; called once, after its abort word was set."""
     release: Callable[[], None]
     """Gives back CPUs and memory; called once, after the core's session was closed."""
+    hung_up: Callable[[], bool] = lambda: False
+    """Whether the pod has closed its session, also where that was not read yet."""
     opening: asyncio.Task[None] | None = field(default=None, repr=False)
     """Makes `native`; has ended when the hello is answered."""
     native: Session | None = None
@@ -58,6 +60,12 @@ class LocalRank:
     """The nodes of its epoch, as the core numbers them."""
     answer: asyncio.Future[messages.Reply] | None = field(default=None, repr=False)
     gone: asyncio.Future[None] | None = field(default=None, repr=False)
+    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Nothing is left of it: another process may have its rank."""
+
+    @property
+    def ending(self) -> bool:
+        return self.stage is Stage.OVER or self.hung_up()
 
     @property
     def session(self) -> Session:

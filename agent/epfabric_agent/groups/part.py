@@ -16,11 +16,12 @@ from epfabric import messages
 
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.coordinator import NearLink
-from epfabric_agent.groups.ending import drop, end_failed
+from epfabric_agent.groups.ending import drained, drop, end_failed
 from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator
 from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_agent.threads import ending
 
 LOOK_S = 0.1
 LOOK_MOST_S = 1.0
@@ -46,6 +47,11 @@ class Part:
     @property
     def in_use(self) -> bool:
         return bool(self.ranks or self.epoch or self._task)
+
+    def renew(self, context: PartContext) -> None:
+        """Goes on with this context, unless ranks here use the one before."""
+        if not self.ranks and self.epoch is None:
+            self._context = context
 
     def admit(self, rank: int, world_size: int, pod: str) -> int:
         """Checks a hello against the node's other ranks; the core's handle for its session.
@@ -100,7 +106,7 @@ class Part:
             raise Refusal("group-failed", local.failure or "the epoch has ended")
         local.stage = Stage.LEAVING
         local.gone = asyncio.get_running_loop().create_future()
-        if not await asyncio.to_thread(local.session.drain, DRAIN_MS):
+        if not await drained(local.session, DRAIN_MS / 1000):
             await self._lose(local, f"its commands did not finish in {DRAIN_MS // 1000} s at leave")
             raise Refusal("group-failed", local.failure)
         link.send(pb.ToCoordinator(leaving=pb.Leaving(epoch=epoch.number, rank=local.rank)))
@@ -126,11 +132,16 @@ class Part:
         if local.stage is not Stage.OVER:
             await self._drop([local])
 
-    async def broken(self, handle: int, ranks: list[int], detail: str) -> None:
-        """The core cannot go on with the epoch that has this handle, because of these ranks."""
+    async def broken(self, handle: int, ranks: list[int], detail: str, about: int = -1) -> None:
+        """The core cannot go on with the epoch that has this handle, because of these ranks.
+
+        Without any, `about` is a rank that `detail` speaks of, or -1.
+        """
         if self.epoch is None or self.epoch.handle != handle or self.epoch.failing:
             return
-        reason = f"{self.epoch.whereabouts(ranks)}: {detail}" if ranks else detail
+        reason = f"lost {self.epoch.whereabouts(ranks)}: {detail}" if ranks else detail
+        if not ranks and about >= 0:
+            reason = f"{detail}; look at {self.epoch.whereabouts([about])}"
         broken = pb.Broken(epoch=self.epoch.number, reason=reason)
         self._say(pb.ToCoordinator(broken=broken))
         await self._fail(f"node {self._context.node}: {reason}")
@@ -283,7 +294,7 @@ class Part:
             return
         leaving = [local for r in ranks if (local := epoch.ranks.pop(r, None)) is not None]
         if not epoch.ranks:
-            await asyncio.to_thread(self._context.observe)
+            await ending(self._context.observe)
             await epoch.close()
             self._count_no_more(epoch)
             self.epoch = None
@@ -329,11 +340,12 @@ class Part:
         self._context.changed()
 
     async def _give_back(self, gone: list[LocalRank]) -> None:
-        await asyncio.to_thread(self._context.observe)
-        await asyncio.gather(*(drop(local) for local in gone))
+        await ending(self._context.observe)
+        await asyncio.gather(*(drop(local, self._context.give_up) for local in gone))
         for local in gone:
             if self.ranks.get(local.rank) is local:
                 del self.ranks[local.rank]
+            local.ended.set()
 
     def _stop_following(self) -> None:
         if self._task is not None:

@@ -22,7 +22,8 @@ from epfabric_agent.session.opening import open_session
 from epfabric_agent.session.packets import Closed, Connection, Packet
 from epfabric_agent.session.quota import Grant, QuotaError
 from epfabric_agent.session.rate import Rate
-from epfabric_agent.session.services import Services
+from epfabric_agent.session.services import Current, Services
+from epfabric_agent.threads import serving
 
 if TYPE_CHECKING:
     from epfabric_agent._native import RegionInfo, Session
@@ -36,10 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class Conversation:
-    def __init__(self, connection: Connection, pod: Pod, services: Services) -> None:
+    def __init__(self, connection: Connection, pod: Pod, current: Current) -> None:
         self._connection = connection
         self._pod = pod
-        self._services = services
+        self._current = current
+        self._services: Services | None = None  # those of its session
         self._rate = Rate(REQUESTS_PER_S, REQUEST_BURST)
         self._seat: tuple[Part, LocalRank] | None = None
         self._grants: list[Grant] = []
@@ -60,7 +62,7 @@ class Conversation:
         except (Closed, TimeoutError):
             pass
         except asyncio.CancelledError:
-            why = f"the agent of node {self._services.node} ended"
+            why = "its agent ended"
             raise
         except Exception:
             _log.exception("a session of %s failed", self._pod.label)
@@ -97,18 +99,29 @@ class Conversation:
             self._connection.send(refusal.reply())
 
     async def _hello(self, hello: messages.Hello) -> None:
+        from epfabric_agent._native import NativeError
+
         if self._seat is not None:
             raise Refusal("bad-state", "this connection has said hello already")
-        part, local, reply = await open_session(hello, self._pod, self._connection, self._services)
+        opened = await open_session(hello, self._pod, self._connection, self._current)
+        part, local, self._services = opened.part, opened.local, opened.services
         self._seat = part, local
-        native = local.session
-        self._connection.send(reply, (native.pod_fd, native.agent_fd))
+        try:
+            fds = local.session.share()
+        except NativeError as error:  # ended already
+            raise Refusal("group-failed", local.failure or str(error)) from error
+        try:
+            self._connection.send(opened.reply, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
         _log.info("rank %d of %s: session of %s", local.rank, part.group, local.pod)
 
     async def _register(self, request: messages.Register, packet: Packet) -> messages.RegisterReply:
         from epfabric_agent._native import NativeError
 
         _, local = self._seated()
+        assert self._services is not None
         if local.stage is not Stage.OPEN:
             raise Refusal("bad-state", "register comes before join")
         if len(packet.fds) != 1:
@@ -167,7 +180,8 @@ class Conversation:
                 self._long.cancel()
         finally:
             for grant in self._grants:
-                self._services.quota.release(grant)
+                if self._services is not None:
+                    self._services.quota.release(grant)
             self._connection.close()
 
 
@@ -177,7 +191,7 @@ def map_region(session: Session, fd: int, size_bytes: int) -> Coroutine[Any, Any
 
     async def work() -> RegionInfo:
         try:
-            return await asyncio.to_thread(session.register_memfd, own, size_bytes)
+            return await serving(session.register_memfd, own, size_bytes)
         finally:
             os.close(own)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 
 from epfabric import limits, messages
 from epfabric.layout import layout_of
@@ -16,15 +17,31 @@ from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.packets import Connection
 from epfabric_agent.session.quota import Grant, QuotaError
-from epfabric_agent.session.services import Services
+from epfabric_agent.session.services import Current, Services, Unserved
+from epfabric_agent.threads import serving
+
+
+@dataclass(frozen=True)
+class Opened:
+    part: Part
+    local: LocalRank
+    services: Services
+    reply: messages.HelloReply
 
 
 async def open_session(
-    hello: messages.Hello, pod: Pod, connection: Connection, services: Services
-) -> tuple[Part, LocalRank, messages.HelloReply]:
+    hello: messages.Hello, pod: Pod, connection: Connection, current: Current
+) -> Opened:
     """Raises Refusal; then nothing is left behind."""
-    check(hello, services)
-    part = await services.hub.part_for(pod, hello.rank)
+    check(hello)
+    last_epoch = await current.hub.last_epoch(pod) if hello.rank == 0 else 0
+    await current.hub.ended(pod, hello.rank)
+    try:
+        services = await current.services()
+    except Unserved as error:
+        raise Refusal("unsupported", str(error)) from error
+    # No pause from here on until the rank is taken: a core with ranks is not replaced.
+    part = services.hub.part_for(pod, hello.rank, last_epoch)
     who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
     try:
         handle = part.admit(hello.rank, hello.world_size, who)
@@ -44,10 +61,10 @@ async def open_session(
         await asyncio.shield(part.lost(local, "its hello was not finished"))
         raise
     services.changed()
-    return part, local, reply(hello, pod, services)
+    return Opened(part, local, services, reply(hello, pod, services))
 
 
-def check(hello: messages.Hello, services: Services) -> None:
+def check(hello: messages.Hello) -> None:
     if hello.abi != limits.ABI_VERSION:
         raise Refusal(
             "abi",
@@ -112,6 +129,7 @@ def make_rank(
             messages.Failed(epoch=epoch, reason=reason)
         ),
         release=release,
+        hung_up=connection.hung_up,
         cpus=placement.cpus,
     )
 
@@ -134,7 +152,7 @@ async def open_native(local: LocalRank, services: Services) -> None:
         )
 
     try:
-        await asyncio.to_thread(call)
+        await serving(call)
     except NativeError as error:
         raise Refusal("internal", f"the agent cannot open the session: {error}") from error
 

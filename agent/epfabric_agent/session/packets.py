@@ -10,6 +10,7 @@ import array
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterable
@@ -88,6 +89,14 @@ class Connection:
         """Ends both directions: receive() raises Closed."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def hung_up(self) -> bool:
+        """Whether the pod's end is gone, also where that was not read yet."""
+        if self._sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from epfabric_crds import Settings
 
@@ -31,3 +31,24 @@ class Services:
     cpus: Callable[[], Cpus]
     changed: Callable[[], None]
     samples: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+
+class Current(Protocol):
+    """Where a hello gets the services that are right when it is served."""
+
+    @property
+    def hub(self) -> Hub: ...
+
+    @property
+    def serving(self) -> bool:
+        """Whether a connection is worth being accepted."""
+
+    async def services(self) -> Services:
+        """Waits while the core is being replaced; else returns at once, without a pause.
+
+        Raises Unserved.
+        """
+
+
+class Unserved(Exception):
+    """The agent serves no sessions; the text says why."""

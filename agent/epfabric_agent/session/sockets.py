@@ -11,13 +11,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.conversation import Conversation
 from epfabric_agent.session.packets import Connection
-from epfabric_agent.session.services import Services
+from epfabric_agent.session.services import Current
 
 NAME = "agent.sock"
 BACKLOG = 64
@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class PodSocket:
-    """Listens for one pod. `services` is asked at each connection."""
+    """Listens for one pod. `current` is asked at each connection."""
 
-    def __init__(self, pod: Pod, services: Callable[[], Services]) -> None:
+    def __init__(self, pod: Pod, current: Current) -> None:
         """Binds. Raises OSError."""
         self.pod = pod
-        self._services = services
+        self._current = current
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sock, self._inode = _bind(pod.directory)
+        self._sock, self._bound = _bind(pod.directory)
         self._listen()
 
     @property
@@ -45,12 +45,13 @@ class PodSocket:
             there = (self.pod.directory / NAME).lstat()
         except OSError:
             return True
-        return (there.st_dev, there.st_ino) != self._inode
+        return not os.path.samestat(there, os.fstat(self._bound))
 
     def stop_listening(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
+            os.close(self._bound)
 
     async def close(self) -> None:
         """Ends all conversations; the socket file stays, for the next agent to replace."""
@@ -79,13 +80,12 @@ class PodSocket:
         if len(self._tasks) >= MAX_CONNECTIONS:
             sock.close()
             return
-        try:
-            services = self._services()
-        except RuntimeError as error:
-            _log.warning("%s was turned away: %s", self.pod.label, error)
+        if not self._current.serving:
+            _log.warning("%s was turned away: the agent serves no sessions yet", self.pod.label)
             sock.close()
             return
-        task = self._loop.create_task(Conversation(Connection(sock), self.pod, services).run())
+        conversation = Conversation(Connection(sock), self.pod, self._current)
+        task = self._loop.create_task(conversation.run())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -98,8 +98,8 @@ class PodSocket:
 class Sockets:
     """All pods' sockets of this node."""
 
-    def __init__(self, services: Callable[[], Services]) -> None:
-        self._services = services
+    def __init__(self, current: Current) -> None:
+        self._current = current
         self._sockets: dict[str, PodSocket] = {}
 
     async def follow(self, pods: Iterable[Pod]) -> None:
@@ -113,7 +113,7 @@ class Sockets:
             if key in self._sockets:
                 continue
             try:
-                self._sockets[key] = PodSocket(pod, self._services)
+                self._sockets[key] = PodSocket(pod, self._current)
             except OSError as error:
                 _log.warning("no socket for %s in %s: %s", pod.label, pod.directory, error)
 
@@ -124,7 +124,8 @@ class Sockets:
         await asyncio.gather(*(bound.close() for bound in sockets))
 
 
-def _bind(directory: Path) -> tuple[socket.socket, tuple[int, int]]:
+def _bind(directory: Path) -> tuple[socket.socket, int]:
+    """Also a descriptor of the socket's file: while it is open, no other file gets its inode."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -135,8 +136,7 @@ def _bind(directory: Path) -> tuple[socket.socket, tuple[int, int]]:
         os.chmod(path, 0o666)
         sock.setblocking(False)
         sock.listen(BACKLOG)
-        found = os.lstat(path)
-        return sock, (found.st_dev, found.st_ino)
+        return sock, os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         sock.close()
         raise

@@ -1,0 +1,31 @@
+"""Threads for the core's blocking calls, so that no pod holds up the end of another one's session.
+
+Used by session and groups. The loop's own executor is for everything else (API server, discovery).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# As slow as pods and peers make them: opening, registering, draining, connecting.
+_SERVING = ThreadPoolExecutor(16, thread_name_prefix="serving")
+# Bounded by the core alone: failing, closing, letting go.
+_ENDING = ThreadPoolExecutor(16, thread_name_prefix="ending")
+
+
+async def serving(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call` where it may take as long as a pod likes."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_SERVING, lambda: call(*args, **kwargs))
+
+
+async def ending(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call` where only ends are waited for."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_ENDING, lambda: call(*args, **kwargs))
