@@ -37,10 +37,14 @@ template <class Remote>
 class Loop {
  public:
   Loop(Proxy& proxy, Remote& remote);
+  // Turns until the proxy is asked to stop.
   void run();
+  void turn();
+  bool stopping() const {
+    return proxy_.stop_.load(std::memory_order_acquire);  // partner: Proxy::ask_stop()
+  }
 
  private:
-  void turn();
   bool block(uint64_t at_most_ns);
   bool handle_request();
   void open(const std::shared_ptr<Epoch>& epoch);

@@ -27,7 +27,7 @@ Loop<Remote>::Loop(Proxy& proxy, Remote& remote)
 
 template <class Remote>
 void Loop<Remote>::run() {
-  while (!proxy_.stop_.load(std::memory_order_acquire)) turn();  // partner: Proxy::ask_stop()
+  while (!stopping()) turn();
 }
 
 template <class Remote>

@@ -72,15 +72,10 @@ void Proxy::main() {
   std::string error;
   try {
     pin();
-    if (settings_.fabric != nullptr) {
-      LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_,
-                                settings_.limits, count_);
-      address_ = remote.address();
-      mailbox_ = remote.mailbox();
-      serve(remote);
+    if (settings_.serve) {
+      settings_.serve(*this);
     } else {
-      NoRemote remote;
-      serve(remote);
+      serve_fabric();
     }
   } catch (const NativeError& failed) {
     error = failed.what();
@@ -96,15 +91,27 @@ void Proxy::main() {
   changed_.notify_all();
 }
 
-template <class Remote>
-void Proxy::serve(Remote& remote) {
-  Loop<Remote> loop(*this, remote);
-  {
-    const std::lock_guard lock(mutex_);
-    ready_ = true;
-    changed_.notify_all();
+void Proxy::serve_fabric() {
+  if (settings_.fabric == nullptr) {
+    NoRemote remote;
+    Loop<NoRemote> loop(*this, remote);
+    started();
+    loop.run();
+    return;
   }
+  LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_,
+                            settings_.limits, count_);
+  address_ = remote.address();
+  mailbox_ = remote.mailbox();
+  Loop<LibfabricTransport> loop(*this, remote);
+  started();
   loop.run();
+}
+
+void Proxy::started() {
+  const std::lock_guard lock(mutex_);
+  ready_ = true;
+  changed_.notify_all();
 }
 
 // By the thread itself, so that its memory comes from the right node.

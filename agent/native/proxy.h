@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -16,11 +17,16 @@
 
 namespace epfabric::agent {
 
+class Proxy;
+
 struct ProxySettings {
   uint32_t drain_batch = 32;
   IdleMode idle = IdleMode::kAdaptive;
   Limits limits;
   const Fabric* fabric = nullptr;  // nullptr: same node only
+  // What a proxy's thread runs in place of the loop over `fabric`: calls Proxy::started(), then a
+  // Loop over a transport of its own (benches).
+  std::function<void(Proxy&)> serve;
 };
 
 // Something that only the proxy's own thread may do.
@@ -43,6 +49,8 @@ class Proxy {
 
   // Runs `request` on the thread. Throws NativeError when it fails or takes longer than the bound.
   void run(Request& request, uint64_t timeout_ns = 5'000'000'000);
+  // By the thread itself, once it can take requests.
+  void started();
   // Asks the thread to end; join() waits. After that no memory of the session is touched.
   void ask_stop();
   bool join(uint64_t timeout_ns);
@@ -71,8 +79,7 @@ class Proxy {
   friend class Loop;
 
   void main();
-  template <class Remote>
-  void serve(Remote& remote);
+  void serve_fabric();
   void pin();
   void end();
   Request* pending_request();

@@ -74,16 +74,23 @@ inline const cpu_set_t& allowed_cores() {
   return allowed;
 }
 
-// Pins the calling thread to the `number`th of those cores, where there are so many. First called
-// before any other thread is started.
-inline void pin(int number) {
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed_cores()) || number-- != 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    ::sched_setaffinity(0, sizeof(one), &one);
+// The `number`th of those cores, or -1.
+inline int core(int number) {
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<size_t>(cpu), &allowed_cores()) && number-- == 0) return cpu;
   }
+  return -1;
+}
+
+// Pins the calling thread to core(number), if there is one. First called before any other thread is
+// started.
+inline void pin(int number) {
+  const int cpu = core(number);
+  if (cpu < 0) return;
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(cpu), &one);
+  ::sched_setaffinity(0, sizeof(one), &one);
 }
 
 // Between looks at something that another thread changes soon: spins, and gives the core away now

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import fifo
+from . import fifo, proxy
 
-BENCHES: dict[str, Bench] = {bench.name: bench for bench in (fifo.BENCH,)}
+BENCHES: dict[str, Bench] = {bench.name: bench for bench in (fifo.BENCH, proxy.BENCH)}
