@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from epfabric.errors import GroupFailed, Timeout
+from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _SLICE_NS = 200_000_000  # between two chances for Python to run signal handlers
 _REASON_GRACE_S = 1.0
@@ -21,6 +21,13 @@ class Failure:
         self._known = threading.Event()
         self._lock = threading.Lock()
         self._reason = ""
+        self._closed = False
+
+    def close(self) -> None:
+        """The session's owner ended it: no failure, but nothing can be waited for any more."""
+        with self._lock:
+            self._closed = not self._known.is_set()
+            self._known.set()
 
     def set(self, reason: str) -> bool:
         """Keeps the reason if it is the first; tells whether it was."""
@@ -35,9 +42,11 @@ class Failure:
     def happened(self) -> bool:
         return self._known.is_set()
 
-    def error(self) -> GroupFailed:
+    def error(self) -> SessionError:
         """The error for a caller that saw an abort word; the reason may be a moment behind it."""
         self._known.wait(_REASON_GRACE_S)
+        if self._closed:
+            return SessionError("this session is closed")
         return GroupFailed(self._reason or f"the agent of node {self._node} ended this epoch")
 
 
@@ -46,15 +55,17 @@ def wait_until(
 ) -> None:
     """Calls attempt(timeout_ns) until it reports done.
 
-    Raises GroupFailed if an abort word was set, Timeout (which names waits_for) after timeout_s.
+    Raises GroupFailed if an abort word was set or the session has failed, SessionError if it was
+    closed, Timeout (which names waits_for) after timeout_s.
     """
     deadline = time.monotonic_ns() + int(timeout_s * 1e9)
     while True:
+        over = failure.happened
         left = deadline - time.monotonic_ns()
-        status = attempt(max(0, min(left, _SLICE_NS)))
+        status = attempt(0 if over else max(0, min(left, _SLICE_NS)))
         if status == _DONE:
             return
-        if status == _ABORTED:
+        if over or status == _ABORTED:
             raise failure.error()
         if left <= _SLICE_NS:
             raise Timeout(f"waited {timeout_s:g} s for {waits_for}")

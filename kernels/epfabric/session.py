@@ -189,7 +189,6 @@ class Session:
     def abort(self) -> None:
         """Ends the session at once: the group fails, and every wait of this rank with it."""
         if not self._closed:
-            self._segments.set_pod_abort()
             self._end()
 
     def __enter__(self) -> Session:
@@ -235,7 +234,9 @@ class Session:
 
     def _end(self) -> None:
         self._closed = True
-        self._failure.set("this session is closed")
+        self._failure.close()
+        if self._segments.attached:
+            self._segments.set_pod_abort()  # ends the waits of other threads
         self._watch.stop()
         self._sock.close()
 

@@ -80,6 +80,42 @@ def test_a_vanished_agent_ends_every_wait(agent: ScriptedAgent) -> None:
     session.close()
 
 
+def test_a_closed_session_ends_every_wait_and_says_so(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    session.join()
+    ring, other = session.ring(0), session.ring(1)
+    ticket = ring.drain()
+    waiting = other.drain()
+    said: list[epfabric.SessionError] = []
+
+    def wait() -> None:
+        try:
+            other.wait(waiting, 250.0)
+        except epfabric.SessionError as error:
+            said.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    session.close()
+    thread.join(20)
+    with pytest.raises(epfabric.SessionError) as caught:
+        ring.wait(ticket, 250.0)
+    said.append(caught.value)
+    assert [type(error) for error in said] == [epfabric.SessionError] * 2, said
+    assert {str(error) for error in said} == {"this session is closed"}
+
+
+def test_what_was_complete_stays_so_when_the_session_is_closed(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    ring = session.ring(0)
+    ticket = ring.drain()
+    ring.flush()
+    agent.agent.put(agent.layout.counters + layout.RING_COMPLETED, ticket + 1)
+    session.abort()
+    ring.wait(ticket)
+
+
 def test_a_failed_epoch_gives_its_reason_to_a_thread_in_a_wait(agent: ScriptedAgent) -> None:
     session = connect(agent)
     session.join()
