@@ -82,6 +82,7 @@ class Runtime:
         self._settled = asyncio.Event()  # the core is not being replaced
         self._settled.set()
         self._settings: Settings | None = None
+        self._served: tuple[Settings, str] | None = None  # with the endpoint of that time
         self._behind = ""
         self._sampler = Sampler(self.hub, lambda: self.core.current, lambda: self._choice)
         self._telemetry: telemetry_runtime.Telemetry | None = None
@@ -120,11 +121,11 @@ class Runtime:
             if not self._settled.is_set():
                 self._services = None
                 await self._use_core(wanted)
-            if changed or settings != self._settings:
+            if changed or (settings, self.endpoint) != self._served:
                 self._serve_with(settings)
         finally:
             self._settled.set()
-        self._settings = settings
+        self._settings, self._served = settings, (settings, self.endpoint)
 
     async def services(self) -> Services:
         """What a new session gets; see session.services.Current. Raises Unserved."""

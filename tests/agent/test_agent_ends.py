@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.kubeconfig import kubeconfig
 from agent.two_agents import AGENT, WAIT_S
 from harness.process import Process, Processes, wait_until
 
 
 class NobodySigns(BaseHTTPRequestHandler):
     """Stands for an API server whose operator is away; what it stands for never answers lists."""
-
-    asked = ""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -30,7 +29,7 @@ class NobodySigns(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "certificatesigningrequests" in self.path:
-            type(self).asked = self.path
+            self.server.asked.set()  # type: ignore[attr-defined]
             self._reply({"status": {}})
         else:
             self.server.silence.wait(WAIT_S)  # type: ignore[attr-defined]
@@ -49,6 +48,7 @@ class NobodySigns(BaseHTTPRequestHandler):
 def api_server() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), NobodySigns)
     server.silence = threading.Event()  # type: ignore[attr-defined]
+    server.asked = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -58,16 +58,6 @@ def api_server() -> Iterator[ThreadingHTTPServer]:
         server.shutdown()
         thread.join(WAIT_S)
         server.server_close()
-
-
-def kubeconfig(folder: Path, port: int) -> Path:
-    path = folder / "kubeconfig"
-    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    user = {"name": "u", "user": {"token": "none"}}
-    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-    named = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "c"}
-    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config"} | named))
-    return path
 
 
 def agent(processes: Processes, port: int, name: str) -> Process:
@@ -80,7 +70,8 @@ def agent(processes: Processes, port: int, name: str) -> Process:
 def test_an_agent_that_nobody_certifies_ends_when_told() -> None:
     with Processes("epfabric-ends-") as processes, api_server() as server:
         running = agent(processes, server.server_port, "uncertified")
-        wait_until(lambda: bool(NobodySigns.asked), WAIT_S, "the request to be made", running)
+        asked: threading.Event = server.asked  # type: ignore[attr-defined]
+        wait_until(asked.is_set, WAIT_S, "the request to be made", running)
         assert running.stop(grace_s=WAIT_S) == 0, running.tail()
 
 

@@ -11,11 +11,17 @@ from epfabric_agent.kube import paths
 from epfabric_agent.kube.api import Api, Object
 
 
-def lease_body(namespace: str, node: str, now: datetime.datetime) -> Object:
+def lease_body(namespace: str, node: str, uid: str, now: datetime.datetime) -> Object:
+    """`uid` of the EPFabricNode that it goes with."""
+    owner = {"apiVersion": names.API_VERSION, "kind": "EPFabricNode", "name": node, "uid": uid}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": names.agent_lease(node), "namespace": namespace},
+        "metadata": {
+            "name": names.agent_lease(node),
+            "namespace": namespace,
+            "ownerReferences": [owner],
+        },
         "spec": {
             "holderIdentity": f"{node}/{os.getpid()}",
             "leaseDurationSeconds": names.LEASE_SECONDS,
@@ -24,7 +30,7 @@ def lease_body(namespace: str, node: str, now: datetime.datetime) -> Object:
     }
 
 
-def renew(api: Api, namespace: str, node: str) -> None:
+def renew(api: Api, namespace: str, node: str, uid: str) -> None:
     """Raises ApiError."""
-    body = lease_body(namespace, node, datetime.datetime.now(datetime.UTC))
+    body = lease_body(namespace, node, uid, datetime.datetime.now(datetime.UTC))
     api.apply(paths.lease(namespace, node), body, names.AGENT_MANAGER)

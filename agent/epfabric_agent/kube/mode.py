@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from epfabric_crds import names
 
 from epfabric_agent.csi import records
 from epfabric_agent.groups.hub import Hub
-from epfabric_agent.kube import lease
+from epfabric_agent.kube import lease, settings_file
 from epfabric_agent.kube.api import Api, ApiError, connect
 from epfabric_agent.kube.certificate_loop import Certificates, by_api
 from epfabric_agent.kube.group_report import GroupReporter
@@ -30,10 +31,12 @@ from epfabric_agent.runtime import Runtime
 from epfabric_agent.topology.machine import Machine
 
 LOOK_S = 10.0
+HEAR_S = 5.0
 STATUS_S = 1.0
 RECORDS_S = 0.2
 RECORDS_ALL = 25  # looks between two that check every socket
 LEASE_RETRY_S = 2.0
+LEASE_LOOK_S = 0.5
 STATISTICS_S = 30.0
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class KubeMode:
         self._options = options
         self._wanted: Wanted | None = None
         self._applied: Wanted | None = None
+        self._heard = asyncio.Event()  # what the API server says of this node
         self._wake = asyncio.Event()
         self._certificates = Certificates(identity, by_api(api, options.namespace, identity))
         self._reporter = GroupReporter(
@@ -94,6 +98,7 @@ class KubeMode:
             self._renew_lease(),
             self._certify(),
             self._follow_settings(),
+            self._start_without_api(),
             self._follow_records(),
             self._reporter.run(),
             self._refresh_statistics(),
@@ -107,19 +112,26 @@ class KubeMode:
 
     def _see(self, wanted: Wanted | None) -> None:
         self._wanted = wanted
+        self._heard.set()
         if wanted is None:
             _log.info("there is no EPFabricNode %s of this fabric yet", self._identity.node)
+            settings_file.forget(self._options.state_dir)
         self._wake.set()
 
     async def _renew_lease(self) -> None:
+        """While there is an EPFabricNode: with it the Lease goes, and must not come again."""
         while True:
             pause_s: float = names.LEASE_RENEW_SECONDS
+            if self._wanted is None:
+                await asyncio.sleep(LEASE_LOOK_S)
+                continue
             try:
                 await asyncio.to_thread(
                     lease.renew,
                     self._api,
                     self._options.namespace,
                     self._identity.node,
+                    self._wanted.uid,
                 )
             except ApiError as error:
                 _log.warning("the Lease was not renewed: %s", error)
@@ -136,16 +148,42 @@ class KubeMode:
         """Brings the runtime to the settings, then the status to the runtime."""
         while True:
             wanted = self._wanted
-            if wanted is not None and self.runtime.endpoint:
+            # Nobody signs certificates while settings are kept ones: ranks of one node need none.
+            if wanted is not None and (self.runtime.endpoint or not self._heard.is_set()):
                 if wanted != self._applied:
                     _log.info("settings of generation %d", wanted.generation)
                     await self.runtime.apply(wanted.spec)
                     self._applied = wanted
+                    await self._keep(wanted)
                 else:
                     await self.runtime.look_again()
             await self._publish(wanted)
             await asyncio.sleep(STATUS_S)  # not more often than this
             await self._changes()
+
+    async def _keep(self, wanted: Wanted) -> None:
+        try:
+            await asyncio.to_thread(
+                settings_file.keep, self._options.state_dir, self._identity.node, wanted
+            )
+        except OSError as error:
+            _log.warning("the settings are not kept for a start without API server: %s", error)
+
+    async def _start_without_api(self) -> None:
+        """Serves with the settings of an earlier run while the API server says nothing."""
+        try:
+            await asyncio.wait_for(self._heard.wait(), HEAR_S)
+        except TimeoutError:
+            identity = self._identity
+            found = settings_file.kept(self._options.state_dir, identity.node, identity.fabric)
+            if found is not None and not self._heard.is_set():
+                _log.warning(
+                    "the API server says nothing: serving with the kept settings of generation %d",
+                    found.generation,
+                )
+                self._wanted = found
+                self._wake.set()
+        await asyncio.Event().wait()  # a duty that returns would end the agent
 
     async def _changes(self) -> None:
         """Returns at a change, or when it is time to look anyway."""
@@ -164,6 +202,9 @@ class KubeMode:
         applied = self._applied
         generation = applied.generation if applied and applied.uid == wanted.uid else None
         facts = self.runtime.facts()
+        if not self._heard.is_set():
+            behind = f"settings of generation {generation} are kept ones: the API server is away"
+            facts = replace(facts, behind=behind)
         try:
             await asyncio.to_thread(self._status.write, facts, wanted.uid, generation)
         except ApiError as error:

@@ -13,7 +13,7 @@ from epfabric_crds.names import agent_dns_name
 
 from epfabric_agent.peers.channels import client_credentials, client_options
 from epfabric_agent.peers.link import LinkBroken, NotCoordinator
-from epfabric_agent.pki.identity import Credentials, NodeIdentity
+from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
 
@@ -54,7 +54,10 @@ class PeerClient:
 
     async def attend(self, agent: Agent, group: str, endpoint: str, epoch: int) -> RemoteLink:
         """Takes part in a group at its coordinator. Raises LinkBroken."""
-        channel = self._channel(agent)
+        try:
+            channel = self._channel(agent)
+        except PkiError as error:
+            raise LinkBroken(str(error)) from error
         try:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
         except TimeoutError:

@@ -29,6 +29,7 @@ RELEASE = "epfabric"
 LABEL = "epfabric.io/demo"
 READY_SECONDS = 100
 GONE_SECONDS = 90.0
+LEASES = "lease.coordination.k8s.io/" + names.agent_lease("")
 IMAGES = {name: [name] for name in ("epfabric-operator", "epfabric-agent")}
 
 
@@ -160,6 +161,8 @@ def remains(site: Site, agents: dict[int, str]) -> list[str]:
     left += site.kubectl("get", "nodes", "-l", label, "-o", "name").split()
     namespaced = "daemonsets,pods,configmaps"
     left += site.kubectl("get", namespaced, "-A", "-l", label, "-o", "name").split()
+    leases = site.kubectl("get", "leases", "-n", names.NAMESPACE, "-o", "name").split()
+    left += [lease for lease in leases if lease.startswith(LEASES)]
     bindings = site.kubectl("get", "mutatingadmissionpolicybindings", "-o", "name").split()
     left += [name for name in bindings if name.endswith("/" + names.policy_binding(FABRIC))]
     return left + [f"process {pid}" for pid in agents if Path(f"/proc/{pid}").exists()]
