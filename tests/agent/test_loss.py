@@ -7,12 +7,15 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from agent.crew import Crew, Event, Member
+from agent.frozen import frozen, thread_named
 from agent.survey import Held, Lateness, held, shares
 from agent.two_agents import WAIT_S, TwoAgents, two_agents
 from harness.process import HarnessError, wait_until
@@ -21,6 +24,10 @@ BARRIER_S = 4.0
 NOTICE_S = 2.0  # in which a rank learns that its agent is gone
 STALL_S = 3.5  # in which an agent gives a peer up that does not answer its pings
 IDLE_S, IDLE_SHARE = 3.0, 0.05
+STORM = Path(__file__).with_name("storm.py")
+STORM_S = 240.0
+POOLS = 32  # threads that pools may still add
+GROWTH_BYTES = 8 << 20  # over 1,000 sessions
 LAYOUT = "aabb"
 OTHER = {"a": "bb", "b": "aa", "": "ab"}  # a group that the loss of this agent leaves alone
 
@@ -198,5 +205,46 @@ def test_a_stopped_agent_is_named_in_time_and_serves_again_when_it_goes_on(
         lose_agent(bed, node, signal.SIGSTOP, work, STALL_S)
     finally:
         os.kill(bed.agents.agents[node].pid, signal.SIGCONT)
+    bed.exchange()
+    bed.settle(before)
+
+
+def test_a_thousand_sessions_leave_nothing(bed: Bed) -> None:
+    """Left, cut off, killed and refused ones; a rank that comes at once is never a duplicate."""
+    path = bed.agents.socket("a", "other")
+
+    def storm(count: int) -> None:
+        bed.seed += 1
+        argv: list[str | Path] = [sys.executable, STORM, path, str(bed.seed), str(count)]
+        done = bed.agents.processes.start(f"storm-{bed.seed}", argv)
+        assert done.wait(STORM_S) == 0, done.tail()
+
+    storm(100)  # what is loaded at first use is there, and pools have all their threads
+    bed.settle({})
+    before = bed.survey()
+    storm(1000)
+    bed.settle(before)
+    was, now = before["agent a"], bed.survey()["agent a"]
+    assert now.threads <= was.threads + POOLS, (was, now)
+    assert now.rss_bytes < was.rss_bytes + GROWTH_BYTES, (was, now)
+
+
+def test_an_agent_whose_proxy_never_ends_ends_itself_with_the_reason(bed: Bed) -> None:
+    before, member = bed.survey(), bed.others[0]
+    bed.seed += 1
+    bed.crew.attach([member], "a", "other", "holding", bed.seed)
+    agent = bed.agents.agents["a"]
+    with frozen(thread_named(agent.pid, "epf-proxy-0")) as stuck:
+
+        def ended() -> bool:
+            stuck.reap()
+            return agent.ended.is_set()
+
+        member.kill()
+        wait_until(ended, WAIT_S, "the agent to end itself")
+    assert agent.code == 3, agent.tail()
+    assert "the agent ends: the session of rank 0 of local" in agent.tail(), agent.tail()
+    bed.crew.replace(member)
+    bed.restart("a")
     bed.exchange()
     bed.settle(before)

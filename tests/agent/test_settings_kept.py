@@ -43,7 +43,7 @@ def published(state: Path) -> Path:
 def start(processes: Processes, state: Path) -> Process:
     config = kubeconfig(processes.folder, free_port("127.0.0.1"))  # nobody listens there
     flags = [f"--node={NODE}", f"--fabric={FABRIC}", "--address=127.0.5.3", "--port=0"]
-    argv = [AGENT, *flags, f"--kubeconfig={config}", f"--state-dir={state}"]
+    argv: list[str | Path] = [AGENT, *flags, f"--kubeconfig={config}", f"--state-dir={state}"]
     return processes.start("agent", argv)
 
 
