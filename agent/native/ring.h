@@ -118,7 +118,8 @@ class Ring {
       retired += 1;
     }
     if (told_ != taken) {
-      platform::store_release(&shared_->tail, taken);  // partner: Producer::try_push()
+      // Partner: Producer::try_push(). No release: the acquire fence of peek() stands before it.
+      platform::store_relaxed(&shared_->tail, taken);
       told_ = taken;
     }
     if (retired == before) return false;
@@ -145,8 +146,8 @@ class Ring {
     count_.refused[static_cast<size_t>(refusal)].add(1);
     count_.refused_slots[static_cast<size_t>(refusal)].add(slots);
     refused_ += 1;
-    platform::store_release(&shared_->last_refused_ticket, consumer_.next);
-    platform::store_release(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));
+    platform::store_relaxed(&shared_->last_refused_ticket, consumer_.next);
+    platform::store_relaxed(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));
     platform::store_release(&shared_->refused,
                             refused_);  // partner: the pod's look after `completed`
   }

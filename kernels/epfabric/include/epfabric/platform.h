@@ -90,6 +90,17 @@ EPF_HOST_DEVICE inline void store_release(uint64_t* word, uint64_t value) {
 #endif
 }
 
+// Relaxed store; its partner is a relaxed load, or nothing is read that was stored before it.
+EPF_HOST_DEVICE inline void store_relaxed(uint64_t* word, uint64_t value) {
+#if defined(EPF_CUDA_CODE)
+  asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#elif defined(EPF_HIP_CODE)
+  __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+  __atomic_store_n(word, value, kHostStore);
+#endif
+}
+
 // Relaxed store of the two halves of a slot: one 16-byte store on a GPU, two 8-byte stores on a
 // CPU. Either is right, since each half carries the lap bit.
 EPF_HOST_DEVICE inline void store_relaxed_pair(uint64_t* pair, uint64_t first, uint64_t second) {
