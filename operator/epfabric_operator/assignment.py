@@ -1,7 +1,8 @@
 """Which node belongs to which fabric; pure, used by the planner.
 
-A node belongs to the fabric that its label names, as long as that fabric lives and selects it. A
-free node that several fabrics select goes to the oldest of them.
+A node belongs to the fabric that its label names, as long as that fabric lives and selects it;
+where the label is gone or wrong, to the one that its EPFabricNode names, by the same rule. A free
+node that several fabrics select goes to the oldest of them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ def selects(fabric: EPFabric, node: NodeMeta) -> bool:
 
 def owner(node: NodeMeta, world: World) -> str | None:
     """The fabric that the node belongs to, or should."""
-    label = node.labels.get(FABRIC_LABEL, "")
-    has = world.live(label)
-    if label in world.unreadable or (has and selects(has, node)):
-        return label
+    epnode = world.epnodes.get(node.name)
+    noted = epnode.spec.fabric if epnode and epnode.spec.node_uid == node.uid else ""
+    for name in (node.labels.get(FABRIC_LABEL, ""), noted):
+        has = world.live(name)
+        if name in world.unreadable or (has and selects(has, node)):
+            return name
     wanting = [name for name in world.fabrics if (f := world.live(name)) and selects(f, node)]
     return min(wanting, key=lambda n: (_created(world.fabrics[n]), n), default=None)
 

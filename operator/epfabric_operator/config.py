@@ -16,7 +16,7 @@ exit codes:
   0  stopped by a signal
   1  a fault of the operator itself; the log has the traceback
   2  wrong command line
-  3  lost the Lease to another operator; start again
+  3  lost the Lease, or could not renew it in time; start again
   4  no access to the cluster, or its CRDs are missing
 """
 
@@ -28,6 +28,7 @@ class Config:
     namespace: str
     kubeconfig: str | None
     resync_seconds: float
+    lease_seconds: int
     log_format: str
     log_level: str
     health_port: int
@@ -70,6 +71,12 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         default=env.get("EPFABRIC_RESYNC_SECONDS", "10"),
         help="how often everything is looked at again, silent agents among it (default 10)",
     )
+    parser.add_argument(
+        "--lease-seconds",
+        type=_lease,
+        default=env.get("EPFABRIC_LEASE_SECONDS", "15"),
+        help="how soon another operator takes over from one that is gone (default 15)",
+    )
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info"
@@ -95,6 +102,12 @@ def _positive(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
     return value
+
+
+def _lease(text: str) -> int:
+    if not text.isdecimal() or not 3 <= int(text) <= 300:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 3 to 300")
+    return int(text)
 
 
 def _port(text: str) -> int:

@@ -1,7 +1,7 @@
 """One operator at a time, by a Lease; used by main.py, which exits when the Lease is lost.
 
-A candidate takes the Lease when it is free or when it has not seen it change for its duration, by
-its own clock. A leader that could not renew within the deadline, which is shorter, stops first.
+A candidate takes the Lease when it is free, or when it has not seen it change for its duration.
+Times are this process's own; those that stand in the Lease are for people.
 """
 
 from __future__ import annotations
@@ -9,23 +9,17 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from epfabric_crds import names
 
 from epfabric_operator import paths
 from epfabric_operator.kube import ApiError, Kube, Object
+from epfabric_operator.tenure import Tenure, Terms, clock_s
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Terms:
-    duration_s: float = 15
-    deadline_s: float = 10
-    retry_s: float = 2
+LONGEST_S = 300
+"""No Lease holds longer, whatever it says: one that was written by hand must not hold for ever."""
 
 
 class Election:
@@ -34,13 +28,17 @@ class Election:
         kube: Kube,
         namespace: str,
         identity: str,
-        terms: Terms | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        terms: Terms,
+        tenure: Tenure,
+        clock: Callable[[], float] = clock_s,
     ) -> None:
+        """`kube` is not fenced by the tenure, and its requests take at most `terms.request_s`."""
         self._kube = kube
         self._leases = paths.leases(namespace)
+        self._path = f"{self._leases}/{names.OPERATOR_LEASE}"
         self._identity = identity
-        self.terms = terms or Terms()
+        self._terms = terms
+        self._tenure = tenure
         self._clock = clock
         self._seen: tuple[object, float] = (None, 0.0)
 
@@ -49,7 +47,7 @@ class Election:
         told = None
         while not stop.is_set():
             try:
-                holder = self.try_once()
+                holder = self.take()
             except ApiError as error:
                 holder = f"nobody knows: {error}"
             if holder is None:
@@ -58,59 +56,76 @@ class Election:
             if holder != told:
                 log.info("waiting for the Lease, held by %s", holder)
                 told = holder
-            stop.wait(self.terms.retry_s)
+            stop.wait(self._terms.retry_s)
         return False
 
-    def keep(self, stop: threading.Event) -> bool:
-        """Renew until stopped (True) or lost (False)."""
-        renewed = self._clock()
-        while not stop.wait(self.terms.retry_s):
+    def keep(self, stop: threading.Event) -> None:
+        """Renew until stopped or lost."""
+        while not stop.wait(self._terms.retry_s):
+            if self._tenure.left_s() <= 0:
+                return  # it came too late for another try
             try:
-                holder = self.try_once()
-                if holder is not None:
-                    log.error("lost the Lease to %s", holder)
-                    return False
-                renewed = self._clock()
+                lost = self.renew()
             except ApiError as error:
                 log.warning("could not renew the Lease: %s", error)
-                if self._clock() - renewed > self.terms.deadline_s:
-                    log.error("lost the Lease: not renewed for %s s", self.terms.deadline_s)
-                    return False
-        return True
+                continue
+            if lost:
+                log.error("lost the Lease: %s", lost)
+                self._tenure.end()
+                return
 
     def release(self) -> None:
-        """Let the next one start at once."""
+        """Let the next one start at once. Only when nothing of this process acts any more."""
         try:
-            lease = self._kube.get(f"{self._leases}/{names.OPERATOR_LEASE}")
+            lease = self._kube.get(self._path)
             if lease and lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"] = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
-                self._kube.replace(f"{self._leases}/{names.OPERATOR_LEASE}", lease)
+                self._kube.replace(self._path, lease)
+                log.info("released the Lease")
         except ApiError as error:
             log.warning("could not release the Lease: %s", error)
 
-    def try_once(self) -> str | None:
-        """Take or renew the Lease; None when it is ours, else who has it. Raises ApiError."""
-        lease = self._kube.get(f"{self._leases}/{names.OPERATOR_LEASE}")
+    def take(self) -> str | None:
+        """Take the Lease if it may be taken; None then, else who has it. Raises ApiError."""
+        asked = self._clock()
+        lease = self._kube.get(self._path)
+        spec = (lease or {}).get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if holder and not self._expired(spec):
+            return str(holder)
         try:
             if lease is None:
                 self._kube.create(self._leases, self._body(None))
-                return None
-            spec = lease.get("spec") or {}
-            holder = spec.get("holderIdentity") or ""
-            if holder and holder != self._identity and not self._expired(spec):
-                return str(holder)
-            self._kube.replace(f"{self._leases}/{names.OPERATOR_LEASE}", self._body(lease))
-            return None
+            else:
+                self._kube.replace(self._path, self._body(lease))
         except ApiError as error:
             if error.status == 409:
                 return "another, just now"
             raise
+        self._tenure.renew(asked)
+        return None
+
+    def renew(self) -> str | None:
+        """Renew the Lease; None, or how it was lost. Raises ApiError where another try may help."""
+        asked = self._clock()
+        lease = self._kube.get(self._path)
+        if lease is None:
+            # Another may have made and lost one meanwhile: it is not simply made again.
+            return "it was deleted"
+        holder = (lease.get("spec") or {}).get("holderIdentity") or "nobody"
+        if holder != self._identity:
+            return f"{holder} has it"
+        self._kube.replace(self._path, self._body(lease))
+        self._tenure.renew(asked)
+        return None
 
     def _expired(self, spec: Object) -> bool:
         mark = (spec.get("holderIdentity"), spec.get("renewTime"))
         if mark != self._seen[0]:
             self._seen = (mark, self._clock())
-        return self._clock() - self._seen[1] > self.terms.duration_s
+        declared = spec.get("leaseDurationSeconds") or 0
+        held = max(self._terms.duration_s, min(int(declared), LONGEST_S))
+        return self._clock() - self._seen[1] > held
 
     def _body(self, lease: Object | None) -> Object:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
@@ -121,7 +136,7 @@ class Election:
             spec["leaseTransitions"] = spec.get("leaseTransitions", -1) + 1
         spec |= {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": int(self.terms.duration_s),
+            "leaseDurationSeconds": self._terms.duration_s,
             "renewTime": now,
         }
         metadata = (lease or {}).get("metadata") or {"name": names.OPERATOR_LEASE}

@@ -7,14 +7,16 @@ mean it; every other refusal is an ApiError.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import urllib3
 from kubernetes import client, config
 
+from epfabric_operator.tenure import NotLeading
+
 PAGE_SIZE = 500
-TIMEOUT_S = 15
+TIMEOUT_S = 15.0
 JSON = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -33,9 +35,10 @@ class ApiError(Exception):
         self.message = message
 
 
-def load_client(kubeconfig: str | None) -> client.ApiClient:
+def load_client(kubeconfig: str | None, identity: str) -> client.ApiClient:
     """Client from a kubeconfig, or from the pod's service account when none is given.
 
+    `identity` is its user agent, so that the API server's audit log tells replicas apart.
     Raises ApiError with status 0 when neither is there.
     """
     settings = client.Configuration()
@@ -50,12 +53,26 @@ def load_client(kubeconfig: str | None) -> client.ApiClient:
         hint = "" if kubeconfig else "; outside a cluster give --kubeconfig"
         raise ApiError(0, "NoConfiguration", f"no access to Kubernetes: {error}{hint}") from error
     settings.connection_pool_maxsize = 16
-    return client.ApiClient(configuration=settings)
+    settings.retries = False  # the loops try again; a write must not be sent again unseen
+    api = client.ApiClient(configuration=settings)
+    api.user_agent = f"epfabric-operator/{identity}"
+    return api
 
 
 class Kube:
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        most_s: float = TIMEOUT_S,
+        write_s: Callable[[], float] | None = None,
+    ) -> None:
+        """A request takes at most `most_s`, a write at most what `write_s` says before it.
+
+        `write_s` may raise NotLeading; the write is an ApiError then.
+        """
         self._api = api
+        self._most_s = most_s
+        self._write_s = write_s or (lambda: most_s)
 
     def get(self, path: str, *, accept: str = JSON) -> Object | None:
         try:
@@ -127,7 +144,7 @@ class Kube:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
         }
-        response = self._send("GET", path, query, accept, None, None, (TIMEOUT_S, seconds + 10))
+        response = self._send("GET", path, query, accept, None, None, (self._most_s, seconds + 10))
         try:
             rest = b""
             for chunk in response.stream(64 * 1024):
@@ -155,7 +172,11 @@ class Kube:
         body: Any = None,
         content_type: str | None = None,
     ) -> Object:
-        response = self._send(method, path, query, accept, body, content_type, TIMEOUT_S)
+        try:
+            most_s = self._most_s if method == "GET" else min(self._most_s, self._write_s())
+            response = self._send(method, path, query, accept, body, content_type, most_s)
+        except NotLeading as error:
+            raise ApiError(0, "NotLeading", f"{method} {path}: {error}") from error
         try:
             loaded: Object = json.loads(response.data)
             return loaded

@@ -15,6 +15,7 @@ from epfabric_operator.worklist import Work, Worklist
 
 log = logging.getLogger(__name__)
 EVERYTHING = Work("all")
+AUTHORITY = Work("authority")
 
 
 class Loop:
@@ -34,24 +35,32 @@ class Loop:
         self.beat = clock()
 
     def run(self, stop: threading.Event) -> None:
+        """Works until stopped; then it ends what it has begun, and begins nothing more."""
         resync = self._clock()
         while not stop.is_set():
             self.beat = self._clock()
             if self.beat >= resync:
                 self._worklist.add(EVERYTHING, after_s=0)
+                self._worklist.add(AUTHORITY, after_s=0)
                 resync = self.beat + self._resync_s
             # A short wait, so that a stop is seen soon.
-            self.step(self._worklist.take(min(1.0, self._resync_s)))
+            self.step(self._worklist.take(min(1.0, self._resync_s)), stop)
 
-    def step(self, works: list[Work]) -> None:
+    def step(self, works: list[Work], stop: threading.Event) -> None:
+        fabrics = []
         for work in works:
+            if stop.is_set():
+                return
             if work.kind == "csr":
                 self._try(work, partial(self._signer.answer, work.name))
-        fabrics = [work for work in works if work.kind != "csr"]
+            elif work == AUTHORITY:
+                self._try(work, self._signer.refresh)
+            else:
+                fabrics.append(work)
         if fabrics:
-            self._fabrics(fabrics)
+            self._fabrics(fabrics, stop)
 
-    def _fabrics(self, works: list[Work]) -> None:
+    def _fabrics(self, works: list[Work], stop: threading.Event) -> None:
         try:
             world = self._reconciler.observe()
         except ApiError as error:
@@ -67,13 +76,14 @@ class Loop:
             self._worklist.done(EVERYTHING)
             works = [Work("fabric", name) for name in names_to_visit(world)]
         for work in sorted(works):
-            self._try(work, partial(self._reconciler.reconcile, work.name, world))
+            if not stop.is_set():
+                self._try(work, partial(self._reconciler.reconcile, work.name, world))
 
     def _again(self, works: list[Work]) -> None:
         for work in works:
             self._worklist.failed(work)
 
-    def _try(self, work: Work, act: Callable[[], None]) -> None:
+    def _try(self, work: Work, act: Callable[[], object]) -> None:
         try:
             act()
             self._worklist.done(work)

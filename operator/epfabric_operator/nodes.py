@@ -74,4 +74,5 @@ class NodeCache:
 
 def parse(item: dict[str, Any]) -> NodeMeta:
     meta = item["metadata"]
-    return NodeMeta(name=meta["name"], uid=meta["uid"], labels=meta.get("labels") or {})
+    labels = meta.get("labels") or {}
+    return NodeMeta(meta["name"], meta["uid"], labels, meta["resourceVersion"])

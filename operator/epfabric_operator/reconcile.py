@@ -64,27 +64,32 @@ class Reconciler:
         for ref in wanted.delete:
             log.info("fabric %s: deleting %s", name, ref.path)
             self._guard(partial(self._kube.delete, ref.path, ref.uid), refusals, failures)
+        kept = set()
         for change in wanted.relabel:
             log.info("fabric %s: node %s labels %s", name, change.node.name, dict(change.labels))
-            # The uid makes it a precondition: a node that was made anew is not this one.
-            body = {"metadata": {"uid": change.node.uid, "labels": dict(change.labels)}}
-            path = paths.node(change.node.name)
-            self._guard(partial(self._kube.merge, path, body), refusals, failures)
+            # Only what was seen is changed: a node that was made anew is another one, and one that
+            # changed since may belong to another fabric by now.
+            node = change.node
+            seen = {"uid": node.uid, "resourceVersion": node.version}
+            body = {"metadata": {**seen, "labels": dict(change.labels)}}
+            relabel = partial(self._kube.merge, paths.node(node.name), body)
+            if not self._guard(relabel, refusals, failures):
+                kept.add(paths.epnode(node.name))
         for apply in wanted.apply:
-            self._guard(
-                partial(self._kube.apply, apply.path, apply.body, names.OPERATOR_MANAGER),
-                refusals,
-                failures,
-            )
+            if apply.path not in kept:
+                act = partial(self._kube.apply, apply.path, apply.body, names.OPERATOR_MANAGER)
+                self._guard(act, refusals, failures)
 
-    def _guard(self, act: Callable[[], object], refusals: list[str], failures: list[str]) -> None:
+    def _guard(self, act: Callable[[], object], refusals: list[str], failures: list[str]) -> bool:
+        """Whether it was done."""
         try:
             act()
+            return True
         except ApiError as error:
-            if error.status == 404:
-                return  # gone in the meantime; the event of that brings us back
-            log.warning("%s", error)
-            (refusals if error.status in REFUSALS else failures).append(str(error))
+            if error.status != 404:  # gone in the meantime; the event of that brings us back
+                log.warning("%s", error)
+                (refusals if error.status in REFUSALS else failures).append(str(error))
+            return False
 
     def _write_status(
         self, fabric: EPFabric, wanted: Plan, world: World, refusal: str | None

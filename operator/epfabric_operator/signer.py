@@ -59,27 +59,36 @@ def load_authority(kube: Kube, namespace: str) -> Authority:
 
 
 def publish(kube: Kube, namespace: str, authority: Authority) -> None:
+    path = f"{paths.configmaps(namespace)}/{names.CA_BUNDLE}"
+    data = {names.CA_BUNDLE_KEY: authority.certificate.decode()}
+    before = kube.get(path)
+    if before and before.get("data") == data:
+        return
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": names.CA_BUNDLE, "namespace": namespace},
-        "data": {names.CA_BUNDLE_KEY: authority.certificate.decode()},
+        "data": data,
     }
-    kube.apply(f"{paths.configmaps(namespace)}/{names.CA_BUNDLE}", body, names.OPERATOR_MANAGER)
+    kube.apply(path, body, names.OPERATOR_MANAGER)
 
 
 class Signer:
-    def __init__(self, kube: Kube, namespace: str, authority: Authority, events: EventWriter):
+    def __init__(self, kube: Kube, namespace: str, events: EventWriter) -> None:
         self._kube = kube
         self._namespace = namespace
-        self._authority = authority
         self._events = events
+
+    def refresh(self) -> Authority:
+        """The authority as the cluster has it now, made and published where it is missing."""
+        return load_authority(self._kube, self._namespace)
 
     def answer(self, name: str) -> None:
         """Sign or deny one request, if it is ours and open. Level-triggered: safe to repeat."""
         csr = self._kube.get(paths.csr(name))
         if csr is None or not is_open(csr):
             return
+        authority = self.refresh()
         try:
             request = check(csr, self._namespace, self._node_of(csr))
         except Refused as refusal:
@@ -89,7 +98,7 @@ class Signer:
             csr, "Approved", "AgentChecked", "account, node and fabric agree"
         )
         csr = self._kube.replace(f"{paths.csr(name)}/approval", approved)
-        certificate = self._authority.sign(request, _now())
+        certificate = authority.sign(request, _now())
         csr["status"]["certificate"] = _encode(certificate)
         self._kube.replace(f"{paths.csr(name)}/status", csr)
         log.info("signed the certificate of node %s, fabric %s", request.node, request.fabric)

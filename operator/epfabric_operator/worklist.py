@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Work:
-    kind: str  # "fabric", "csr" or "all"
+    kind: str  # "fabric", "csr", "authority" or "all"
     name: str = ""
 
 

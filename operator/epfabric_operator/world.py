@@ -15,6 +15,7 @@ class NodeMeta:
     name: str
     uid: str
     labels: Mapping[str, str]
+    version: str = field(default="", compare=False)  # resourceVersion; also others' changes move it
 
 
 @dataclass(frozen=True)

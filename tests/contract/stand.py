@@ -262,19 +262,27 @@ class Stand:
             process.stop()
 
     def start_operator(self, name: str = "operator") -> Process:
-        process = self.cluster.processes.start(
+        process = self.launch_operator(name)
+        wait_until(lambda: "leading as" in process.tail(1000), WAIT_S, "leading", process)
+        return process
+
+    def launch_operator(
+        self, name: str, *options: str, kubeconfig: Path | None = None, env: Any = None
+    ) -> Process:
+        """One that may have to stand by."""
+        return self.cluster.processes.start(
             f"{self.prefix}-{name}-{time.monotonic_ns()}",
             [
                 OPERATOR,
                 "--agent-image=epfabric-agent:test",
                 f"--namespace={NAMESPACE}",
-                f"--kubeconfig={self.account_kubeconfig(names.OPERATOR_ACCOUNT)}",
+                f"--kubeconfig={kubeconfig or self.account_kubeconfig(names.OPERATOR_ACCOUNT)}",
                 "--resync-seconds=1",
                 "--health-port=0",
+                *options,
             ],
+            env=env,
         )
-        wait_until(lambda: "leading as" in process.tail(1000), WAIT_S, "leading", process)
-        return process
 
     def close(self) -> None:
         self._over.set()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.audit import Audit
 from harness.controlplane import ControlPlane
 from harness.kubectl import PROGRAM, kubectl
 from harness.process import HarnessError, Processes, private_mounts
@@ -30,6 +31,10 @@ class Cluster:
     @property
     def kubeconfig(self) -> Path:
         return self.control_plane.kubeconfig
+
+    @property
+    def audit(self) -> Audit:
+        return self.control_plane.audit
 
     @property
     def url(self) -> str:

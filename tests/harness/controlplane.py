@@ -17,7 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
-from harness import build
+from harness import audit, build
+from harness.audit import Audit
 from harness.process import Process, Processes, wait_until
 
 SERVICE_CIDR = "10.96.0.0/16"
@@ -32,6 +33,7 @@ class ControlPlane:
         self.folder = processes.folder / "controlplane"
         self.kubeconfig = processes.folder / "admin.kubeconfig"
         self.certificate = self.folder / "apiserver.crt"
+        self.audit = Audit(self.folder / "audit.log")
         self.token = secrets.token_urlsafe(24)
         self.port = 0
 
@@ -122,6 +124,8 @@ class ControlPlane:
                 f"--service-account-signing-key-file={self.folder / 'accounts.key'}",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-cluster-ip-range={SERVICE_CIDR}",
+                f"--audit-policy-file={self.folder / 'audit.yaml'}",
+                f"--audit-log-path={self.audit.path}",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged=true",
@@ -131,6 +135,7 @@ class ControlPlane:
         )
 
     def _write_credentials(self) -> None:
+        (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit.POLICY))
         accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (self.folder / "accounts.key").write_bytes(pem_of(accounts))
         (self.folder / "tokens.csv").write_text(f'{self.token},admin,admin,"system:masters"\n')

@@ -113,7 +113,7 @@ def loop(reconciler: Broken, clock: Clock) -> tuple[Loop, Worklist]:
 def test_a_fabric_that_fails_stops_no_other_and_is_tried_again() -> None:
     clock, reconciler = Clock(), Broken(observes=True)
     made, worklist = loop(reconciler, clock)
-    made.step([EVERYTHING])
+    made.step([EVERYTHING], threading.Event())
     assert reconciler.done == ["a", "c"]
     clock.now += 60
     assert worklist.take(0) == [Work("fabric", "b")]
@@ -122,6 +122,6 @@ def test_a_fabric_that_fails_stops_no_other_and_is_tried_again() -> None:
 def test_a_cluster_that_cannot_be_understood_is_looked_at_again() -> None:
     clock, reconciler = Clock(), Broken(observes=False)
     made, worklist = loop(reconciler, clock)
-    made.step([EVERYTHING])
+    made.step([EVERYTHING], threading.Event())
     clock.now += 60
     assert worklist.take(0) == [EVERYTHING]

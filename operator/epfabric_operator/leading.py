@@ -1,0 +1,121 @@
+"""What the process that leads does until it is stopped or leads no more; run by main.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kubernetes import client
+
+from epfabric_operator import handlers
+from epfabric_operator.config import Config
+from epfabric_operator.election import Election
+from epfabric_operator.events import EventWriter
+from epfabric_operator.kube import Kube
+from epfabric_operator.loop import EVERYTHING, Loop
+from epfabric_operator.nodes import NodeCache
+from epfabric_operator.observe import Observer
+from epfabric_operator.plan import PlanConfig
+from epfabric_operator.reconcile import Reconciler
+from epfabric_operator.signer import Signer
+from epfabric_operator.tenure import Tenure
+from epfabric_operator.worklist import Worklist
+
+log = logging.getLogger(__name__)
+STOPPED, FAULT, LOST = 0, 1, 3
+STUCK_S = 120.0
+JOIN_S = 10.0
+LOOK_S = 0.2
+
+
+class Leading:
+    """The threads of one leader: its Lease, the nodes, kopf and the one worker."""
+
+    def __init__(
+        self, config: Config, api: client.ApiClient, election: Election, tenure: Tenure
+    ) -> None:
+        """`api` is fenced by the tenure."""
+        self._config = config
+        self._api = api
+        self._kube = Kube(api, write_s=tenure.write_s)
+        self._election = election
+        self._tenure = tenure
+        self._loop: Loop | None = None
+        self._over = threading.Event()
+        self._failed = False
+
+    def run(self, stop: threading.Event, policies: str | None) -> int:
+        """Exit status. LOST comes at once, whatever the threads do: they can write no more."""
+        lease = self._thread("lease", self._election.keep)
+        writers: list[threading.Thread] = []
+        code = self._work(stop, policies, writers)
+        if code == LOST:
+            log.error("this process leads no more")
+            return LOST
+        self._over.set()
+        for thread in (lease, *writers):
+            thread.join(JOIN_S)
+        self._tenure.end()
+        if any(thread.is_alive() for thread in (lease, *writers)):
+            log.warning("a request still runs: the Lease is left to run out")
+        else:
+            self._election.release()
+        if code == STOPPED:
+            log.info("stopped")
+        return code
+
+    def stuck(self) -> str | None:
+        if self._loop and time.monotonic() - self._loop.beat > STUCK_S:
+            return f"nothing was reconciled for {STUCK_S:.0f} s"
+        return None
+
+    def _work(
+        self, stop: threading.Event, policies: str | None, writers: list[threading.Thread]
+    ) -> int:
+        kube, config, worklist = self._kube, self._config, Worklist()
+        events = EventWriter(kube, config.identity)
+        nodes = NodeCache(kube, lambda: worklist.add(EVERYTHING))
+        observer = Observer(kube, config.namespace, policies, nodes)
+        wanted = PlanConfig(config.agent_image, config.namespace, config.agent_port, policies)
+        reconciler = Reconciler(kube, observer, wanted, events)
+        signer = Signer(kube, config.namespace, events)
+        loop = Loop(worklist, reconciler, signer, config.resync_seconds)
+        if not policies:
+            log.warning("no MutatingAdmissionPolicy here: pods are not injected")
+        self._thread("nodes", nodes.run)
+        while not nodes.synced.is_set():
+            if (code := self._ended(stop)) is not None:
+                return code
+        self._loop = loop
+        writers.append(self._thread("loop", loop.run))
+
+        def watch(over: threading.Event) -> None:
+            handlers.run(worklist, self._api, config.identity, over)
+
+        self._thread("kopf", watch)
+        while (code := self._ended(stop)) is None:
+            pass
+        return code
+
+    def _ended(self, stop: threading.Event) -> int | None:
+        """After a moment: the exit status if there is no reason to go on, else None."""
+        if stop.wait(LOOK_S):
+            return STOPPED
+        if self._tenure.left_s() <= 0:
+            return LOST
+        return FAULT if self._failed else None
+
+    def _thread(self, name: str, act: Callable[[threading.Event], object]) -> threading.Thread:
+        def body() -> None:
+            try:
+                act(self._over)
+            except Exception:
+                log.exception("%s failed", name)
+            # The Lease's thread may end; the tenure says what that means.
+            self._failed |= name != "lease" and not self._over.is_set()
+
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        thread.start()
+        return thread
