@@ -1,7 +1,8 @@
 """One operator at a time, by a Lease; used by main.py, which exits when the Lease is lost.
 
-A candidate takes the Lease when it is free, or when it has not seen it change for its duration.
-Times are this process's own; those that stand in the Lease are for people.
+A candidate takes the Lease when its holder released it, or when it has not seen it change for its
+duration; one that was deleted or emptied by hand is waited out too, since its holder may not know
+yet. Times are this process's own; those that stand in the Lease are for people.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from epfabric_operator.kube import ApiError, Kube, Object
 from epfabric_operator.tenure import Tenure, Terms, clock_s
 
 log = logging.getLogger(__name__)
+RELEASED_S = 1  # the duration of a Lease that its holder released
 LONGEST_S = 300
 """No Lease holds longer, whatever it says: one that was written by hand must not hold for ever."""
 
@@ -40,7 +42,8 @@ class Election:
         self._terms = terms
         self._tenure = tenure
         self._clock = clock
-        self._seen: tuple[object, float] = (None, 0.0)
+        # Holder and renewal as last seen, when that was new, and for how long it counts.
+        self._seen: tuple[object, float, float] = (None, float("-inf"), 0.0)
 
     def acquire(self, stop: threading.Event) -> bool:
         """Wait for the Lease. False when stopped first."""
@@ -79,7 +82,8 @@ class Election:
         try:
             lease = self._kube.get(self._path)
             if lease and lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"] = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+                lease["spec"] = {**lease["spec"], "holderIdentity": ""}
+                lease["spec"]["leaseDurationSeconds"] = RELEASED_S
                 self._kube.replace(self._path, lease)
                 log.info("released the Lease")
         except ApiError as error:
@@ -90,9 +94,8 @@ class Election:
         asked = self._clock()
         lease = self._kube.get(self._path)
         spec = (lease or {}).get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
-        if holder and not self._expired(spec):
-            return str(holder)
+        if not self._free(spec):
+            return spec.get("holderIdentity") or "nobody, but not released either"
         try:
             if lease is None:
                 self._kube.create(self._leases, self._body(None))
@@ -119,13 +122,18 @@ class Election:
         self._tenure.renew(asked)
         return None
 
-    def _expired(self, spec: Object) -> bool:
-        mark = (spec.get("holderIdentity"), spec.get("renewTime"))
-        if mark != self._seen[0]:
-            self._seen = (mark, self._clock())
-        declared = spec.get("leaseDurationSeconds") or 0
-        held = max(self._terms.duration_s, min(int(declared), LONGEST_S))
-        return self._clock() - self._seen[1] > held
+    def _free(self, spec: Object) -> bool:
+        holder = spec.get("holderIdentity")
+        declared = int(spec.get("leaseDurationSeconds") or 0)
+        mark = (holder, spec.get("renewTime")) if holder else None
+        seen, since, counts_s = self._seen
+        if mark != seen:
+            since = self._clock()
+            if mark:
+                counts_s = max(self._terms.duration_s, min(declared, LONGEST_S))
+            self._seen = (mark, since, counts_s)
+        released = not holder and declared == RELEASED_S
+        return released or self._clock() - since > counts_s
 
     def _body(self, lease: Object | None) -> Object:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
