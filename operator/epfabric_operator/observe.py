@@ -62,7 +62,8 @@ class Observer:
                 meta = item["metadata"]
                 fabric = (meta.get("labels") or {}).get(names.FABRIC_LABEL)
                 if fabric and not meta.get("deletionTimestamp"):
-                    found[fabric].append(Ref(f"{path}/{meta['name']}", meta["uid"]))
+                    ref = Ref(f"{path}/{meta['name']}", meta["uid"], meta["resourceVersion"])
+                    found[fabric].append(ref)
         return {fabric: tuple(refs) for fabric, refs in found.items()}
 
 

@@ -20,7 +20,7 @@ from epfabric_operator.conditions import Verdict, fabric_status, node_verdict
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube
 from epfabric_operator.observe import Observer
-from epfabric_operator.plan import Plan, PlanConfig, plan
+from epfabric_operator.plan import Apply, Plan, PlanConfig, plan
 from epfabric_operator.world import World
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ class Reconciler:
         self._observer = observer
         self._config = config
         self._events = events
+        # What was applied last, and the resourceVersion that it had then, by path.
+        self._applied: dict[str, tuple[object, str]] = {}
 
     def observe(self) -> World:
         return self._observer.world()
@@ -50,7 +52,7 @@ class Reconciler:
         wanted = plan(name, world, self._config)
         refusals: list[str] = []
         failures: list[str] = []
-        self._act(name, wanted, refusals, failures)
+        self._act(name, wanted, world, refusals, failures)
         fabric = world.live(name)
         if fabric:
             refusal = "; ".join(refusals) or None
@@ -60,7 +62,9 @@ class Reconciler:
         if failures:
             raise Unfinished("; ".join(failures[:3]))
 
-    def _act(self, name: str, wanted: Plan, refusals: list[str], failures: list[str]) -> None:
+    def _act(
+        self, name: str, wanted: Plan, world: World, refusals: list[str], failures: list[str]
+    ) -> None:
         for ref in wanted.delete:
             log.info("fabric %s: deleting %s", name, ref.path)
             self._guard(partial(self._kube.delete, ref.path, ref.uid), refusals, failures)
@@ -75,10 +79,15 @@ class Reconciler:
             relabel = partial(self._kube.merge, paths.node(node.name), body)
             if not self._guard(relabel, refusals, failures):
                 kept.add(paths.epnode(node.name))
+        versions = {ref.path: ref.version for ref in world.owned.get(name, ())}
         for apply in wanted.apply:
-            if apply.path not in kept:
-                act = partial(self._kube.apply, apply.path, apply.body, names.OPERATOR_MANAGER)
-                self._guard(act, refusals, failures)
+            as_left = self._applied.get(apply.path) == (apply.body, versions.get(apply.path))
+            if apply.path not in kept and not as_left:
+                self._guard(partial(self._apply, apply), refusals, failures)
+
+    def _apply(self, apply: Apply) -> None:
+        made = self._kube.apply(apply.path, apply.body, names.OPERATOR_MANAGER)
+        self._applied[apply.path] = (apply.body, made["metadata"]["resourceVersion"])
 
     def _guard(self, act: Callable[[], object], refusals: list[str], failures: list[str]) -> bool:
         """Whether it was done."""

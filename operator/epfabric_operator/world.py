@@ -20,10 +20,11 @@ class NodeMeta:
 
 @dataclass(frozen=True)
 class Ref:
-    """An object to delete: its URL path and the uid that it had when it was seen."""
+    """An object of ours: its URL path, and what it had when it was seen."""
 
     path: str
     uid: str | None
+    version: str = field(default="", compare=False)  # resourceVersion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import copy
 import random
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -27,13 +28,17 @@ class Clock:
         return self.now
 
 
+def quiet() -> None:
+    """Nothing happens."""
+
+
 class Leases:
     """One Lease, as the API server keeps it. `between` runs before and after each request."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.version = 0
-        self.between = lambda: None
+        self.between: Callable[[], None] = quiet
 
     def get(self, path: str) -> dict[str, Any] | None:
         self.between()
@@ -191,8 +196,13 @@ def test_a_write_that_waits_for_its_connection_is_not_sent_after_the_tenure() ->
 
         thread = threading.Thread(target=serve)
         thread.start()
-        checked = Kube(api, write_s=lambda: (tenure.write_s(), setattr(clock, "now", 1010.0))[0])
+
+        def asked() -> float:
+            most_s = tenure.write_s()
+            clock.now += 10  # from here on, while it connects
+            return most_s
+
         with pytest.raises(ApiError, match="not renewed in time"):
-            checked.create("/x", {})
+            Kube(api, write_s=asked).create("/x", {})
         thread.join(20)
     assert received == [b""] or received == []
