@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
-from contract.stand import NAMESPACE, OPERATOR, Stand
+from contract.stand import NAMESPACE, Stand
 from epfabric_crds import names
 from harness.process import Process
 
@@ -96,29 +95,3 @@ def test_a_fabric_made_anew_under_the_same_name_owns_its_objects(stand: Stand) -
         stand.eventually(lambda: owners() == {uid}, "the new owner", operator)
         stand.cluster.kubectl("delete", "epf", name)
         stand.eventually(lambda: left(stand, name, node) == [], "nothing left", operator)
-
-
-def test_only_one_of_two_operators_leads(stand: Stand) -> None:
-    with stand.operator("first") as first:
-        lease = stand.json("get", "lease", names.OPERATOR_LEASE, "-n", NAMESPACE)
-        leader = lease["spec"]["holderIdentity"]
-        second = stand.cluster.processes.start(
-            f"{stand.prefix}-standby",
-            [
-                *(OPERATOR, "--agent-image=x", f"--namespace={NAMESPACE}"),
-                *(f"--kubeconfig={stand.cluster.kubeconfig}", "--health-port=0"),
-            ],
-        )
-        try:
-            stand.eventually(lambda: f"held by {leader}" in second.tail(100), "standing by", second)
-            assert first.code is None
-            # Someone takes the Lease by force: the leader must stop at once, the other go on.
-            patch = {"spec": {"holderIdentity": "thief"}}
-            stand.cluster.kubectl(
-                *("patch", "lease", names.OPERATOR_LEASE, "-n", NAMESPACE),
-                *("--type=merge", "-p", json.dumps(patch)),
-            )
-            assert first.wait(60) == 3
-            stand.eventually(lambda: "leading as" in second.tail(100), "taking over", second)
-        finally:
-            assert second.stop() == 0
