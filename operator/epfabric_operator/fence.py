@@ -27,8 +27,11 @@ def fence(api: client.ApiClient, tenure: Tenure) -> None:
         """For a connection class of urllib3."""
 
         _method: str | None
+        sock: socket.socket | None
 
         def send(self, data: Any) -> None:
+            if self.sock is None:
+                self.connect()  # type: ignore[attr-defined]
             if self._method in WRITES:
                 tenure.write_s()
             super().send(data)  # type: ignore[misc]

@@ -161,7 +161,7 @@ def test_a_stolen_lease_ends_the_leader_and_the_thiefs_clock_does_not_matter(
 def test_a_leader_that_ends_in_order_hands_over_at_once(replicas: Replicas) -> None:
     sometime()
     old = replicas.leader
-    assert old.process.stop() == 0
+    assert old.process.stop() == 0, old.process.tail()
     assert "released the Lease" in old.process.tail(1000)
     wait_until(lambda: replicas.standby.leads, WITHIN_S, "the other to lead")
     writes = [w for w in replicas.writes() if w.resource == "leases" and w.code < 400]
