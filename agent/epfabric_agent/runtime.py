@@ -24,6 +24,7 @@ from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity
 from epfabric_agent.sampling import Sampler, barrier_statistics
 from epfabric_agent.session.quota import Quota
+from epfabric_agent.session.room import Room
 from epfabric_agent.session.services import Services, Unserved
 from epfabric_agent.session.sockets import Sockets
 from epfabric_agent.telemetry import config as telemetry_config
@@ -31,6 +32,7 @@ from epfabric_agent.telemetry import runtime as telemetry_runtime
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
+from epfabric_agent.topology.memory import left_bytes
 from epfabric_agent.topology.transport import Choice, choose
 
 TELEMETRY_S = 3.0
@@ -77,6 +79,7 @@ class Runtime:
         self._choice = Choice("", "", "the agent has no settings yet")
         self._inventory = Inventory(Cpus((), {}), Topology(), ())
         self._quota = Quota(0, 0)
+        self._room = Room(lambda: left_bytes(machine))
         self._ledger = CpuLedger()
         self._services: Services | None = None
         self._settled = asyncio.Event()  # the core is not being replaced
@@ -217,6 +220,7 @@ class Runtime:
             settings=settings,
             hub=self.hub,
             quota=self._quota,
+            room=self._room,
             ledger=self._ledger,
             cpus=lambda: self._inventory.cpus,
             changed=self._changed,

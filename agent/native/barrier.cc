@@ -105,7 +105,8 @@ const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uin
     if (ahead) return nullptr;
     nodes_[node].present_known = true;
     nodes_[node].present = record.extra;
-    if (first_remote_ns_ == 0) first_remote_ns_ = now_ns;
+    // Sent when half the time was over there: the leader is to be the one that runs out of it.
+    if (first_remote_ns_ == 0) first_remote_ns_ = now_ns - plan_.timeout_ns / 2;
     return nullptr;
   }
   bool known = false;

@@ -126,7 +126,7 @@ bool Loop<Remote>::handle_request() {
       request->key = remote_.add_region(*request->region);
     if (request->kind == Request::Kind::kDropRegions) remote_.drop_regions();
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
-  } catch (const NativeError& error) {
+  } catch (const std::exception& error) {  // NativeError, or no memory
     request->error = error.what();
   }
   proxy_.answer();

@@ -77,7 +77,7 @@ void Proxy::main() {
     } else {
       serve_fabric();
     }
-  } catch (const NativeError& failed) {
+  } catch (const std::exception& failed) {  // NativeError, or no memory
     error = failed.what();
   }
   settle_.store((settle_.load(std::memory_order_relaxed) | 1) + 1, std::memory_order_release);

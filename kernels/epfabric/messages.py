@@ -28,6 +28,7 @@ from epfabric.limits import (
 )
 
 MAX_PACKET_BYTES = 64 * 1024
+MAX_REQUEST_BYTES = 4 * 1024
 MAX_TEXT = 4096
 _MAX_PID = 1 << 30
 _MAX_MS = 1 << 40
@@ -270,7 +271,7 @@ def encode(message: Request | Reply) -> bytes:
 
 def decode_request(packet: bytes) -> Request:
     """What a pod sent; raises MessageError (to be answered with code bad-request)."""
-    body = _object(packet)
+    body = _object(packet, MAX_REQUEST_BYTES)
     kind = body.pop("type", None)
     if not isinstance(kind, str) or kind not in _REQUESTS:
         raise MessageError(f"type is {kind!r}; requests are {', '.join(sorted(_REQUESTS))}")
@@ -295,9 +296,9 @@ def decode_reply(packet: bytes) -> Reply:
     return _build(_REPLIES[kind], body)
 
 
-def _object(packet: bytes) -> dict[str, Any]:
-    if len(packet) > MAX_PACKET_BYTES:
-        raise MessageError(f"the packet has {len(packet)} bytes; at most {MAX_PACKET_BYTES}")
+def _object(packet: bytes, most: int = MAX_PACKET_BYTES) -> dict[str, Any]:
+    if len(packet) > most:
+        raise MessageError(f"the packet has {len(packet)} bytes; at most {most}")
     try:
         body = json.loads(packet, object_pairs_hook=_unique)
     except MessageError:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from epfabric_agent import _native
@@ -132,6 +136,30 @@ def test_huge_pages_are_refused(session: _native.Session) -> None:
     """Their holes cannot be seen, so that the agent might be charged for them."""
     fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
     refused(session, fd, 1 << 20, "ordinary pages")
+
+
+def test_what_is_no_file_of_memory_is_refused(session: _native.Session, tmp_path: Path) -> None:
+    one, other = os.pipe()
+    left, right = socket.socketpair()
+    for fd in (one, other, left.detach(), right.detach(), os.open(tmp_path, os.O_RDONLY)):
+        refused(session, fd, 4096, "not a memfd|cannot be sealed")
+    with pytest.raises(_native.NativeError, match="not a memfd"):
+        session.register_memfd(-1, 4096)
+
+
+def test_a_memfd_that_changes_while_it_is_registered_is_refused_or_whole() -> None:
+    program = Path(__file__).with_name("racing_memfd.py")
+    path = os.pathsep.join([str(program.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, program, "150"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.returncode} {done.stderr}"
+    assert int(done.stdout) < 150
 
 
 def test_the_same_memfd_cannot_be_registered_twice(session: _native.Session) -> None:

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from epfabric import messages
 
@@ -19,30 +20,29 @@ from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.part import DRAIN_MS, LEAVE_S, Part
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.opening import open_session
-from epfabric_agent.session.packets import Closed, Connection, Packet
+from epfabric_agent.session.packets import Closed, Connection, Orphaned, Packet
 from epfabric_agent.session.quota import Grant, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.session.services import Current, Services
-from epfabric_agent.threads import serving
-
-if TYPE_CHECKING:
-    from epfabric_agent._native import RegionInfo, Session
 
 HELLO_S = 30.0
 REQUESTS_PER_S = 50.0
 REQUEST_BURST = 200
+HELLO_COUNT = 10  # to make a session costs some 20 ms of a CPU
 MAX_REGIONS = 256
 LONG_S = DRAIN_MS / 1000 + LEAVE_S + 5.0  # a leave that is cut off would never be ended
 _log = logging.getLogger(__name__)
 
 
 class Conversation:
-    def __init__(self, connection: Connection, pod: Pod, current: Current) -> None:
+    def __init__(self, connection: Connection, pod: Pod, current: Current, pod_rate: Rate) -> None:
+        """`pod_rate`: how often all connections of the pod together may ask."""
         self._connection = connection
         self._pod = pod
         self._current = current
         self._services: Services | None = None  # those of its session
         self._rate = Rate(REQUESTS_PER_S, REQUEST_BURST)
+        self._pod_rate = pod_rate
         self._seat: tuple[Part, LocalRank] | None = None
         self._grants: list[Grant] = []
         self._long: asyncio.Task[Any] | None = None
@@ -55,10 +55,12 @@ class Conversation:
             async with asyncio.timeout(HELLO_S) as limit:
                 while not self._left:
                     with await self._connection.receive() as packet:
-                        await self._pace()
+                        await self._pace(self._rate, self._pod_rate)
                         await self._serve(packet)
                     if self._seat is not None:
                         limit.reschedule(None)
+        except Orphaned:
+            why = "its process ended (another process still holds its socket)"
         except (Closed, TimeoutError):
             pass
         except asyncio.CancelledError:
@@ -70,8 +72,9 @@ class Conversation:
         finally:
             await asyncio.shield(self._end(why))
 
-    async def _pace(self) -> None:
-        wait_s = self._rate.take(asyncio.get_running_loop().time())
+    async def _pace(self, *rates: Rate, count: int = 1) -> None:
+        now = asyncio.get_running_loop().time()
+        wait_s = max(rate.take(now, count) for rate in rates)
         if wait_s:
             await asyncio.sleep(wait_s)
 
@@ -103,6 +106,7 @@ class Conversation:
 
         if self._seat is not None:
             raise Refusal("bad-state", "this connection has said hello already")
+        await self._pace(self._pod_rate, count=HELLO_COUNT)
         opened = await open_session(hello, self._pod, self._connection, self._current)
         part, local, self._services = opened.part, opened.local, opened.services
         self._seat = part, local
@@ -133,13 +137,14 @@ class Conversation:
         except QuotaError as error:
             raise Refusal("quota", str(error)) from error
         self._grants.append(grant)  # until the session is closed, also where this is cut off
+        register = partial(local.session.register_memfd, packet.fds[0], request.bytes)
         try:
-            work = asyncio.create_task(map_region(local.session, packet.fds[0], request.bytes))
-            region = await asyncio.shield(work)
-        except NativeError as error:
+            region = await self._connection.thread.run(register)
+        except (NativeError, MemoryError) as error:
             self._grants.remove(grant)
             self._services.quota.release(grant)
-            raise Refusal("bad-memfd", str(error)) from error
+            text = str(error) or "the agent has no memory left to map it"
+            raise Refusal("bad-memfd", text) from error
         return messages.RegisterReply(
             region=region.region, offset=region.offset, bytes=region.bytes
         )
@@ -182,17 +187,4 @@ class Conversation:
             for grant in self._grants:
                 if self._services is not None:
                     self._services.quota.release(grant)
-            self._connection.close()
-
-
-def map_region(session: Session, fd: int, size_bytes: int) -> Coroutine[Any, Any, RegionInfo]:
-    """With a descriptor of its own: the thread outlives a packet whose conversation is cut off."""
-    own = os.dup(fd)
-
-    async def work() -> RegionInfo:
-        try:
-            return await serving(session.register_memfd, own, size_bytes)
-        finally:
-            os.close(own)
-
-    return work()
+            await self._connection.close()

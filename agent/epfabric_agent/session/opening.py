@@ -17,6 +17,7 @@ from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.packets import Connection
 from epfabric_agent.session.quota import Grant, QuotaError
+from epfabric_agent.session.room import PROXY_BYTES
 from epfabric_agent.session.services import Current, Services, Unserved
 from epfabric_agent.threads import serving
 
@@ -45,7 +46,7 @@ async def open_session(
     who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
     try:
         handle = part.admit(hello.rank, hello.world_size, who)
-        grant = admit_memory(hello, pod, services)
+        grant, own_bytes = admit_memory(hello, pod, services)
     except (Refusal, QuotaError) as error:
         services.changed()
         if isinstance(error, QuotaError):
@@ -54,7 +55,7 @@ async def open_session(
     local = make_rank(hello, who, handle, pod, connection, services, grant)
     # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
-    local.opening = asyncio.create_task(open_native(local, services))
+    local.opening = asyncio.create_task(open_native(local, services, own_bytes))
     try:
         await asyncio.shield(local.opening)
     except BaseException:
@@ -83,16 +84,23 @@ def check(hello: messages.Hello) -> None:
         )
 
 
-def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Grant:
+def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> tuple[Grant, int]:
+    """What the pod is charged for, and how much room its session has in the agent's memory."""
     settings = services.settings
     layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, hello.world_size)
     grant = services.quota.grant(pod.key, layout.pod_bytes + layout.agent_bytes)
+    own_bytes = grant.bytes + settings.proxies.per_gpu * PROXY_BYTES
     try:
-        services.quota.open_session(pod.key)
+        services.room.take(own_bytes)
+        try:
+            services.quota.open_session(pod.key)
+        except QuotaError:
+            services.room.settle(own_bytes)
+            raise
     except QuotaError:
         services.quota.release(grant)
         raise
-    return grant
+    return grant, own_bytes
 
 
 def make_rank(
@@ -134,7 +142,7 @@ def make_rank(
     )
 
 
-async def open_native(local: LocalRank, services: Services) -> None:
+async def open_native(local: LocalRank, services: Services, own_bytes: int) -> None:
     from epfabric_agent._native import NativeError
 
     settings = services.settings
@@ -153,8 +161,11 @@ async def open_native(local: LocalRank, services: Services) -> None:
 
     try:
         await serving(call)
-    except NativeError as error:
-        raise Refusal("internal", f"the agent cannot open the session: {error}") from error
+    except (NativeError, MemoryError) as error:
+        text = str(error) or "it has no memory left"
+        raise Refusal("internal", f"the agent cannot open the session: {text}") from error
+    finally:
+        services.room.settle(own_bytes)
 
 
 def reply(hello: messages.Hello, pod: Pod, services: Services) -> messages.HelloReply:

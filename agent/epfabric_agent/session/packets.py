@@ -1,7 +1,7 @@
 """Packets and their file descriptors over one pod's connection; used by session.conversation.
 
 Descriptors that arrive are closed with their packet, whatever becomes of it: a pod cannot make the
-agent keep files open.
+agent keep files open. All that may let go of one happens on the pod's own thread.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
 from epfabric import messages
 
+from epfabric_agent.session.pod_thread import PodThread
+
 MAX_FDS = 4
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+_SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Packet:
 
     data: bytes
     fds: tuple[int, ...]
+    release: Callable[[tuple[int, ...]], None]
     fault: str = ""
     """Why it cannot be taken: too long, or too many descriptors."""
 
@@ -41,22 +46,31 @@ class Packet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for fd in self.fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        if self.fds:
+            self.release(self.fds)
 
 
 class Closed(Exception):
     """The pod's end of the connection is gone."""
 
 
+class Orphaned(Closed):
+    """The process that connected has ended, but another one holds the socket open."""
+
+
 class Connection:
     """One accepted connection, without blocking; one reader and any number of senders."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, thread: PodThread) -> None:
         sock.setblocking(False)
+        self.thread = thread
         self._sock = sock
         self._loop = asyncio.get_running_loop()
+        self._held: set[int] = set()  # descriptors that came; only the pod's thread looks
+        self._ready: asyncio.Future[None] | None = None
+        self._orphaned = False
+        self._pidfd = -1
+        self._follow_process()
 
     @property
     def process(self) -> int:
@@ -66,11 +80,15 @@ class Connection:
         return int(struct.unpack("3i", found)[0])
 
     async def receive(self) -> Packet:
-        """The next packet. Raises Closed at end of file."""
+        """The next packet. Raises Closed at end of file, or of the process that connected."""
         while True:
             try:
+                if self._carries_fds():
+                    return await self.thread.run(self._take)
                 return self._take()
             except BlockingIOError:
+                if self._orphaned:
+                    raise Orphaned("its process has ended") from None
                 await self._readable()
 
     def send(self, message: messages.Request | messages.Reply, fds: Iterable[int] = ()) -> None:
@@ -94,44 +112,96 @@ class Connection:
         """Whether the pod's end is gone, also where that was not read yet."""
         if self._sock.fileno() < 0:
             return True
+        if self._orphaned:
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Takes as long as the pod makes it; what was sent and not received is dropped here."""
+        self._follow_no_more()
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
+            fd = self._sock.detach()
+            await self.thread.run(lambda: self._let_go((*self._held, fd)))
+
+    def _carries_fds(self) -> bool:
+        """Whether the packet that comes next does."""
+        return bool(self._received(1, 0, socket.MSG_PEEK)[2] & socket.MSG_CTRUNC)
 
     def _take(self) -> Packet:
+        data, ancillary, flags, _ = self._received(
+            messages.MAX_REQUEST_BYTES + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+        )
+        fds = _descriptors(ancillary)
+        self._held.update(fds)
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > messages.MAX_REQUEST_BYTES:
+            text = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes and {MAX_FDS} files"
+            return Packet(b"", fds, self._release, text)
+        if not data:
+            raise Closed("end of file")
+        return Packet(data, fds, self._release)
+
+    def _received(
+        self, size: int, ancillary_size: int, flags: int
+    ) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(
-                messages.MAX_PACKET_BYTES + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-            )
+            return self._sock.recvmsg(size, ancillary_size, flags)
         except BlockingIOError:
             raise
         except OSError as error:
             raise Closed(str(error)) from error
-        fds = _descriptors(ancillary)
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > messages.MAX_PACKET_BYTES:
-            text = f"a packet holds at most {messages.MAX_PACKET_BYTES} bytes and {MAX_FDS} files"
-            return Packet(b"", fds, text)
-        if not data:
-            Packet(b"", fds).__exit__(None, None, None)
-            raise Closed("end of file")
-        return Packet(data, fds)
+
+    def _release(self, fds: tuple[int, ...]) -> None:
+        self.thread.soon(lambda: self._let_go(fds))
+
+    def _let_go(self, fds: Iterable[int]) -> None:
+        for fd in fds:
+            self._held.discard(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     async def _readable(self) -> None:
-        ready = self._loop.create_future()
         fd = self._sock.fileno()
         if fd < 0:
             raise Closed("closed by the agent")
-        self._loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
+        self._ready = self._loop.create_future()
+        self._loop.add_reader(fd, self._wake)
         try:
-            await ready
+            await self._ready
         finally:
             if self._sock.fileno() == fd:
                 self._loop.remove_reader(fd)
+
+    def _wake(self) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def _follow_process(self) -> None:
+        """A forked child may keep the socket open, so that no end of file would come."""
+        try:
+            try:
+                self._pidfd = self._sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+            except OSError as error:
+                if error.errno != errno.ENOPROTOOPT or not self.process:
+                    raise
+                self._pidfd = os.pidfd_open(self.process)
+        except OSError as error:
+            self._orphaned = error.errno == errno.ESRCH
+            return
+        self._loop.add_reader(self._pidfd, self._process_ended)
+
+    def _process_ended(self) -> None:
+        self._follow_no_more()
+        self._orphaned = True
+        self._wake()
+
+    def _follow_no_more(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:

@@ -12,10 +12,10 @@ class Rate:
         self._left = float(burst)
         self._at: float | None = None
 
-    def take(self, now: float) -> float:
-        """Seconds to wait before this request may be served."""
+    def take(self, now: float, count: int = 1) -> float:
+        """Seconds to wait before this request, which counts for so many, may be served."""
         if self._at is not None:
             self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
-        self._left -= 1
+        self._left -= count
         return max(0.0, -self._left / self._per_s)

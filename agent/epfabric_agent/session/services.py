@@ -11,6 +11,7 @@ from epfabric_crds import Settings
 
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.session.quota import Quota
+from epfabric_agent.session.room import Room
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Services:
     settings: Settings
     hub: Hub
     quota: Quota
+    room: Room
     ledger: CpuLedger
     cpus: Callable[[], Cpus]
     changed: Callable[[], None]

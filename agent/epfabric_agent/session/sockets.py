@@ -14,15 +14,24 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from epfabric_agent.groups.local_rank import Refusal
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.conversation import Conversation
-from epfabric_agent.session.packets import Connection
+from epfabric_agent.session.packets import Closed, Connection
+from epfabric_agent.session.pod_thread import PodThread
+from epfabric_agent.session.rate import Rate
 from epfabric_agent.session.services import Current
 
 NAME = "agent.sock"
 BACKLOG = 64
 MAX_CONNECTIONS = 128
+MAX_TURNED_AWAY = 16  # at once, beyond those; then connections wait in the backlog
+CONNECTIONS_PER_S = 50.0
+CONNECTION_BURST = 256
+REQUESTS_PER_S = 200.0
+REQUEST_BURST = 2000
 PAUSE_S = 1.0
+LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +44,9 @@ class PodSocket:
         self._current = current
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = PodThread()
+        self._connections = Rate(CONNECTIONS_PER_S, CONNECTION_BURST)
+        self._requests = Rate(REQUESTS_PER_S, REQUEST_BURST)
         self._sock, self._bound = _bind(pod.directory)
         self._listen()
 
@@ -50,7 +62,7 @@ class PodSocket:
     def stop_listening(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
+            self._close_soon(self._sock)
             os.close(self._bound)
 
     async def close(self) -> None:
@@ -63,8 +75,17 @@ class PodSocket:
             await asyncio.wait(tasks, timeout=10.0)
 
     def _listen(self) -> None:
-        if self._sock.fileno() >= 0:
+        if self._sock.fileno() < 0:
+            return
+        if len(self._tasks) < MAX_CONNECTIONS + MAX_TURNED_AWAY:
             self._loop.add_reader(self._sock.fileno(), self._accept)
+        else:
+            self._loop.call_later(LOOK_S, self._listen)
+
+    def _rest(self, seconds: float) -> None:
+        """What waits in the backlog would call _accept() again at once."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.call_later(seconds, self._listen)
 
     def _accept(self) -> None:
         try:
@@ -72,22 +93,32 @@ class PodSocket:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            # The connection that waits would call this again at once, for as long as that lasts.
             _log.error("cannot accept for %s: %s", self.pod.label, error)
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.call_later(PAUSE_S, self._listen)
+            self._rest(PAUSE_S)
             return
-        if len(self._tasks) >= MAX_CONNECTIONS:
-            sock.close()
-            return
-        if not self._current.serving:
-            _log.warning("%s was turned away: the agent serves no sessions yet", self.pod.label)
-            sock.close()
-            return
-        conversation = Conversation(Connection(sock), self.pod, self._current)
-        task = self._loop.create_task(conversation.run())
+        wait_s = self._connections.take(self._loop.time())
+        task = self._loop.create_task(self._converse(sock))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        if wait_s or len(self._tasks) >= MAX_CONNECTIONS + MAX_TURNED_AWAY:
+            self._rest(max(wait_s, LOOK_S))
+
+    async def _converse(self, sock: socket.socket) -> None:
+        connection = Connection(sock, self._thread)
+        if not self._current.serving:
+            _log.warning("%s was turned away: the agent serves no sessions yet", self.pod.label)
+        elif len(self._tasks) > MAX_CONNECTIONS:
+            text = f"a pod has at most {MAX_CONNECTIONS} connections at once: close some"
+            with contextlib.suppress(Closed):
+                connection.send(Refusal("quota", text).reply())
+        else:
+            await Conversation(connection, self.pod, self._current, self._requests).run()
+            return
+        await connection.close()
+
+    def _close_soon(self, sock: socket.socket) -> None:
+        fd = sock.detach()
+        self._thread.soon(lambda: os.close(fd))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
