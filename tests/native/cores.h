@@ -22,7 +22,7 @@ struct GroupShape {
   uint32_t depth = 16;
   uint32_t signals = 4;
   uint64_t bytes = 1 << 20;  // of each rank's region
-  CoreSettings settings;
+  CoreSettings settings{};
 };
 
 // What a pod holds: producers, its region, the words that end a wait.
