@@ -90,6 +90,28 @@ class BarrierStats(TypedDict):
     phases: dict[str, PhaseStats]  # arrive, local, network, release, total
     stragglers: dict[int, int]  # on the leader's node: rank -> barriers in which it came last
 
+class BarrierTimes(TypedDict):
+    """One barrier as this node saw it; times are unix nanoseconds, in order."""
+
+    trace_id: bytes  # 16, big-endian, never 0: of the group's uid, the epoch and the number
+    epoch: int
+    number: int
+    last_rank: int  # of all on the leader's node, else of this node; -1: it is gone
+    leads: bool  # this is the leader's node
+    kept: bool  # the leader decided to keep it as a trace
+    began_ns: int  # the group's first rank arrived: exact on the leader's node, else first_ns
+    first_ns: int  # the node's first rank arrived
+    entered_ns: int  # its last rank had arrived
+    posted_ns: int  # its arrival was posted (recorded, on the leader)
+    network_ns: int  # the release came (all nodes had arrived, on the leader)
+    released_ns: int  # its ranks may go
+    left_ns: int  # the last one went
+
+class TakenBarriers(TypedDict):
+    position: int  # from where to go on
+    overwritten: int  # since the asked position, before they were taken
+    barriers: list[BarrierTimes]  # oldest first
+
 @final
 class RemoteRank:
     def __init__(self, rank: int, node: int, blob: bytes) -> None:
@@ -167,9 +189,11 @@ class Core:
         nodes: list[list[int]],
         barrier_timeout_ms: int,
         mask: bool = False,
+        uid: bytes = b"",
     ) -> None:
         """Connects every local session with every remote rank; nodes: the ranks of each node,
-        the same list on every node. Bounded by connect_timeout_ms. mask: see Event.kind."""
+        the same list on every node. Bounded by connect_timeout_ms. mask: see Event.kind. uid: the
+        group's, 16 bytes, the same on every node too (empty: zeros)."""
     def start_epoch(self, group: int) -> None: ...
     def fail_epoch(self, group: int, reason: str) -> None:
         """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""
@@ -197,6 +221,14 @@ class Core:
         """Of every open session."""
     def barrier_stats(self, group: int) -> BarrierStats:
         """Of all epochs of that group so far; empty phases where it had no barrier."""
+    def take_barriers(
+        self, group: int, position: int, limit: int, kept: bool = True
+    ) -> TakenBarriers:
+        """At most `limit` of the barriers that ended here since `position` (0: since the group
+        began): of the last 4,096 kept ones, or of the last 4,096 of all."""
+    def keep_barriers(self, *, ratio: float, slow_ns: int) -> None:
+        """Which barriers are kept as traces from now on, in the groups led here: that part of all
+        by their trace ids (0-1), and those that took at least slow_ns (0: none for that)."""
     def forget_group(self, group: int) -> None:
         """Drops the group's barrier statistics (after its series has ended)."""
     def close(self) -> None:

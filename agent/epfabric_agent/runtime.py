@@ -10,11 +10,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from epfabric_crds import Settings
 from epfabric_crds.group import BarrierStatistics
 from epfabric_crds.node import Topology
+from epfabric_crds.settings import Traces as TracesSettings
 
 from epfabric_agent.core_edge import CoreEdge, CoreSettings
 from epfabric_agent.groups.context import NodeContext
@@ -29,6 +31,8 @@ from epfabric_agent.session.services import Services, Unserved
 from epfabric_agent.session.sockets import Sockets
 from epfabric_agent.telemetry import config as telemetry_config
 from epfabric_agent.telemetry import runtime as telemetry_runtime
+from epfabric_agent.telemetry.snapshot import Snapshot
+from epfabric_agent.telemetry.traces import LOOK_S, Traces
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
@@ -89,6 +93,7 @@ class Runtime:
         self._behind = ""
         self._sampler = Sampler(self.hub, lambda: self.core.current, lambda: self._choice)
         self._telemetry: telemetry_runtime.Telemetry | None = None
+        self._traces = Traces(self._sampler.kept)
 
     async def listen(self, port: int) -> None:
         """Starts the peer server. Raises OSError, PkiError."""
@@ -126,6 +131,7 @@ class Runtime:
                 await self._use_core(wanted)
             if changed or (settings, self.endpoint) != self._served:
                 self._serve_with(settings)
+                self._keep_barriers(settings.telemetry.traces)
         finally:
             self._settled.set()
         self._settings, self._served = settings, (settings, self.endpoint)
@@ -181,6 +187,7 @@ class Runtime:
         await self.hub.close(why)
         await self.sockets.close()
         await self._server.stop()
+        await asyncio.to_thread(self._traces.shutdown, TELEMETRY_S)
         if self._telemetry is not None:
             await asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
         await self.core.use(None)
@@ -232,27 +239,45 @@ class Runtime:
         logging.shutdown()
         os._exit(STUCK_STATUS)
 
+    def _keep_barriers(self, traces: TracesSettings) -> None:
+        """Where traces go nowhere, nothing is kept for them."""
+        if self.core.current is None:
+            return
+        if self._traces.on:
+            self.core.current.keep_barriers(ratio=traces.ratio, slow_ns=traces.slow_us * 1000)
+        else:
+            self.core.current.keep_barriers(ratio=0.0, slow_ns=0)
+
+    def _snapshot(self) -> Snapshot:
+        traces = self._traces
+        return replace(self._sampler(), traces_sent=traces.sent, traces_lost=traces.lost)
+
     def _observe(self) -> None:
+        self._traces.observe()
         if self._telemetry is not None:
             self._telemetry.observe()
 
     async def _start_telemetry(self, settings: Settings) -> None:
         try:
-            wanted = telemetry_config.configure(
-                settings.telemetry.endpoint or "",
+            configure = partial(
+                telemetry_config.configure,
                 node=self.identity.node,
                 fabric=self.identity.fabric,
                 environ=os.environ,
-                interval_s=settings.telemetry.interval_ms / 1000,
             )
+            told = settings.telemetry
+            wanted = configure(told.endpoint or "", interval_s=told.interval_ms / 1000)
+            endpoint = told.traces.endpoint or told.endpoint or ""
+            traces = configure(endpoint, interval_s=LOOK_S, signal="traces")
         except ValueError as error:
             _log.error("telemetry: %s", error)
             return
         if self._telemetry is None:
             start = telemetry_runtime.start
-            self._telemetry = await asyncio.to_thread(start, wanted, self._sampler)
+            self._telemetry = await asyncio.to_thread(start, wanted, self._snapshot)
         else:
             await asyncio.to_thread(self._telemetry.apply, wanted)
+        await asyncio.to_thread(self._traces.apply, traces, TELEMETRY_S)
 
 
 def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:

@@ -5,16 +5,18 @@ Called from the exporter's thread too, so it only reads, and copies what it walk
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from epfabric_crds.group import BarrierStatistics
 
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.telemetry import spans
 from epfabric_agent.telemetry.core_counts import barrier_sample, session_sample
 from epfabric_agent.telemetry.histogram import from_core, quantile
 from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot
+from epfabric_agent.telemetry.traces import TakenKept
 from epfabric_agent.topology.transport import Choice
 
 if TYPE_CHECKING:
@@ -50,6 +52,25 @@ class Sampler:
                     sessions.append(sample)
             barriers = self._barriers(core)
         return Snapshot(choice.type, choice.provider, tuple(sessions), tuple(barriers))
+
+    def kept(self, positions: Mapping[int, int], limit: int) -> list[TakenKept]:
+        """See telemetry.traces.KeptSource."""
+        core = self._core()
+        running = [
+            (group, epoch.handle)
+            for group, part in list(self._hub.parts.items())
+            if (epoch := part.epoch) is not None
+        ]
+        if core is None:
+            return []
+        share = max(1, limit // max(1, len(running)))
+        found = []
+        for group, handle in running:
+            namespace, _, name = group.partition("/")
+            taken = core.take_barriers(handle, positions.get(handle, 0), share)
+            barriers = tuple(spans.from_core(one, namespace, name) for one in taken["barriers"])
+            found.append(TakenKept(handle, taken["position"], taken["overwritten"], barriers))
+        return found
 
     def _ranks(self) -> dict[tuple[int, int], tuple[str, str, LocalRank]]:
         found = {}

@@ -1,10 +1,11 @@
 // State changes of the barrier's delegate that need no sending, and what it says on a time-out.
 #include "barrier.h"
 
+#include <algorithm>
+
 namespace epfabric::agent {
 namespace {
 constexpr uint32_t kNoNode = ~0u;
-constexpr uint32_t kNoRank = ~0u;
 }  // namespace
 
 Delegate::Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats)
@@ -36,34 +37,56 @@ uint32_t Delegate::last_local_rank() const {
   return stamps.ranks == 0 ? kNoRank : plan_.nodes[plan_.node][stamps.last_position];
 }
 
+// How long the first local rank has been there; its stamp may be a moment later than ours.
+uint64_t Delegate::waited_ns(uint64_t now_ns) const {
+  const uint64_t first_ns = meeting_.stamps(number_).first_ns;
+  return now_ns > first_ns ? now_ns - first_ns : 0;
+}
+
 // All local ranks have entered. A node whose ranks are all excluded has a part only as the leader.
 bool Delegate::gathered(uint64_t now_ns) {
   const BarrierStamps& stamps = meeting_.stamps(number_);
   const bool ranks = stamps.ranks != 0;
+  last_rank_ = last_local_rank();
+  began_ns_ = ranks ? stamps.first_ns.load(std::memory_order_relaxed) : now_ns;
   if (!leads()) {
     if (!ranks) return false;
     state_ = State::kPosting;
   } else {
     posted_ns_ = now_ns;
     if (ranks) stats_.record(Phase::kLocal, stamps.entered_ns, now_ns);
-    arrived(plan_.node, last_local_rank(), now_ns);
+    arrived(plan_.node, {last_rank_, waited_ns(now_ns)}, now_ns);
     state_ = State::kWaiting;
   }
   if (ranks) stats_.record(Phase::kArrive, stamps.first_ns, stamps.entered_ns);
   return true;
 }
 
-void Delegate::arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns) {
+void Delegate::arrived(uint32_t node, const Arrival& arrival, uint64_t now_ns) {
   nodes_[node].arrivals += 1;
-  if (first_remote_ns_ == 0 && node != plan_.node) first_remote_ns_ = now_ns;
-  if (nodes_[node].arrivals > number_ + 1) {
+  const bool early = nodes_[node].arrivals > number_ + 1;
+  if (node != plan_.node) {
+    uint64_t& began_ns = early ? early_began_ns_ : remote_began_ns_;
+    const uint64_t first_ns = now_ns - std::min(now_ns - 1, arrival.waited_ns);
+    began_ns = began_ns == 0 ? first_ns : std::min(began_ns, first_ns);
+  }
+  if (early) {
     early_ += 1;
     return;
   }
   arrived_ += 1;
-  if (!complete()) return;
+  if (complete()) collected(arrival.last_rank, now_ns);
+}
+
+// All nodes have arrived: what is decided here goes with the release.
+void Delegate::collected(uint32_t last_rank, uint64_t now_ns) {
   network_ns_ = now_ns;
-  stats_.straggler(static_cast<uint32_t>(last_rank));
+  last_rank_ = last_rank;
+  stats_.straggler(last_rank);
+  if (remote_began_ns_ != 0) began_ns_ = std::min(began_ns_, remote_began_ns_);
+  if (plan_.keep == nullptr) return;
+  const uint64_t took_ns = now_ns > began_ns_ ? now_ns - began_ns_ : 0;
+  kept_ = plan_.keep->keeps(trace_id_of(plan_.group, plan_.epoch, number_), took_ns);
 }
 
 void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
@@ -74,7 +97,7 @@ void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
   needed_ -= 1;
   if (lost.arrivals > number_) arrived_ -= 1;
   if (lost.arrivals > number_ + 1) early_ -= 1;
-  if (waited && complete()) network_ns_ = now_ns;
+  if (waited && complete()) collected(kNoRank, now_ns);
 }
 
 const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
@@ -83,7 +106,9 @@ const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
     if (leads() || record.source != plan_.leader_rank)
       return "a release by a rank that does not lead";
     if (state_ != State::kWaiting || release_seen_) return "a release before the arrival";
+    if (record.extra > 1) return "a release that says what releases do not say";
     release_seen_ = true;
+    kept_ = record.extra == 1;
     network_ns_ = now_ns;
     return nullptr;
   }
@@ -106,19 +131,20 @@ const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uin
     nodes_[node].present_known = true;
     nodes_[node].present = record.extra;
     // Sent when half the time was over there: the leader is to be the one that runs out of it.
-    if (first_remote_ns_ == 0) first_remote_ns_ = now_ns - plan_.timeout_ns / 2;
+    if (remote_began_ns_ == 0) remote_began_ns_ = now_ns - plan_.timeout_ns / 2;
     return nullptr;
   }
-  bool known = false;
-  for (const uint32_t rank : plan_.nodes[node]) known = known || rank == record.extra;
-  if (!known) return "a last rank that is not on that node";
-  arrived(node, record.extra, now_ns);
+  const Arrival arrival = unpack_arrival(record.extra);
+  const std::vector<uint32_t>& ranks = plan_.nodes[node];
+  if (std::find(ranks.begin(), ranks.end(), arrival.last_rank) == ranks.end())
+    return "a last rank that is not on that node";
+  arrived(node, arrival, now_ns);
   return nullptr;
 }
 
 uint64_t Delegate::begin_ns() const {
   if (meeting_.begun(number_)) return meeting_.begun_ns();
-  return first_remote_ns_;
+  return remote_began_ns_;
 }
 
 bool Delegate::timed_out(uint64_t now_ns) {
@@ -148,6 +174,12 @@ std::vector<uint32_t> Delegate::missing() const {
   return out;
 }
 
+// The leader's node has the root of the trace, also where nobody is left there to leave.
+void Delegate::keep_without_ranks(uint64_t number, uint64_t now_ns) {
+  stats_.keep({plan_.group, number, plan_.epoch, last_rank_, true, true, began_ns_, posted_ns_,
+               posted_ns_, posted_ns_, network_ns_, now_ns, now_ns});
+}
+
 // Lets the local ranks go and gets ready for the next barrier.
 void Delegate::next(uint64_t now_ns) {
   const uint64_t done = number_;
@@ -155,11 +187,14 @@ void Delegate::next(uint64_t now_ns) {
   state_ = State::kGathering;
   number_ += 1;
   arrived_ = early_;
-  first_remote_ns_ = early_ > 0 ? now_ns : 0;
+  remote_began_ns_ = early_began_ns_;
+  early_began_ns_ = 0;
   early_ = 0;
-  release_seen_ = present_sent_ = false;
+  const Collected known{began_ns_, posted_ns_, network_ns_, last_rank_, kept_};
+  if (kept_ && meeting_.stamps(done).ranks == 0) keep_without_ranks(done, now_ns);
+  release_seen_ = present_sent_ = kept_ = false;
   expired_ = 0;
-  meeting_.release(done, now_ns);
+  meeting_.release(done, now_ns, known);
 }
 
 }  // namespace epfabric::agent

@@ -4,12 +4,14 @@
 // the time and a way to send.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "barrier_stats.h"
 #include "meeting.h"
 #include "record.h"
+#include "trace.h"
 
 namespace epfabric::agent {
 
@@ -21,6 +23,8 @@ struct BarrierPlan {
   uint64_t timeout_ns = 0;
   std::vector<std::vector<uint32_t>> nodes;  // ranks of each node
   std::vector<uint32_t> delegates;           // rank, by node
+  Id128 group{};                             // its uid
+  std::shared_ptr<const KeepRule> keep{};    // nullptr: no barrier is kept as a trace
 };
 
 class Delegate {
@@ -61,9 +65,12 @@ class Delegate {
   bool leads() const { return plan_.node == plan_.leader_node; }
   ControlRecord record_of(RecordKind kind, uint32_t destination, uint64_t extra) const;
   uint32_t last_local_rank() const;
+  uint64_t waited_ns(uint64_t now_ns) const;
   bool gathered(uint64_t now_ns);
-  void arrived(uint32_t node, uint64_t last_rank, uint64_t now_ns);
+  void arrived(uint32_t node, const Arrival& arrival, uint64_t now_ns);
   bool complete() const { return arrived_ >= needed_; }
+  void collected(uint32_t last_rank, uint64_t now_ns);
+  void keep_without_ranks(uint64_t number, uint64_t now_ns);
   template <class Send>
   bool post_releases(Send&& send);
   template <class Send>
@@ -82,9 +89,13 @@ class Delegate {
   uint32_t needed_ = 0;           // nodes
   uint32_t arrived_ = 0;          // nodes
   uint32_t early_ = 0;            // nodes that arrived at the next one already
-  uint64_t first_remote_ns_ = 0;  // leader: first ARRIVE of this barrier
+  uint64_t remote_began_ns_ = 0;  // leader: the first rank elsewhere arrived, as far as is known
+  uint64_t early_began_ns_ = 0;   // the same of the next barrier
   uint64_t posted_ns_ = 0;
   uint64_t network_ns_ = 0;  // release received, or all nodes arrived
+  uint64_t began_ns_ = 0;    // the group's first rank arrived, as far as is known here
+  uint32_t last_rank_ = 0;
+  bool kept_ = false;
   bool release_seen_ = false;
   bool present_sent_ = false;
   uint64_t expired_ = 0;  // time-outs of this barrier
@@ -97,7 +108,8 @@ bool Delegate::step(uint64_t now_ns, Send&& send, Settled&& settled) {
       if (!meeting_.full(number_)) return post_present(now_ns, send);
       return gathered(now_ns);
     case State::kPosting: {
-      const auto record = record_of(RecordKind::kArrive, plan_.leader_rank, last_local_rank());
+      const uint64_t extra = pack_arrival({last_rank_, waited_ns(now_ns)});
+      const auto record = record_of(RecordKind::kArrive, plan_.leader_rank, extra);
       if (!send(plan_.leader_rank, record)) return false;
       posted_ns_ = now_ns;
       stats_.record(Phase::kLocal, meeting_.stamps(number_).entered_ns, now_ns);
@@ -127,7 +139,7 @@ bool Delegate::post_releases(Send&& send) {
   for (uint32_t node = 0; node < nodes_.size(); ++node) {
     if (node == plan_.node || nodes_[node].released || nodes_[node].gone) continue;
     const uint32_t rank = plan_.delegates[node];
-    nodes_[node].released = send(rank, record_of(RecordKind::kRelease, rank, 0));
+    nodes_[node].released = send(rank, record_of(RecordKind::kRelease, rank, kept_ ? 1 : 0));
     all = all && nodes_[node].released;
   }
   return all;

@@ -1,5 +1,5 @@
-// Barrier durations by phase and stragglers by rank of one group, over all its epochs. Filled by
-// proxies, read by Core::barrier_stats().
+// Barrier durations by phase, stragglers by rank and the stamps of the last barriers of one group,
+// over all its epochs. Filled by proxies, read by Core.
 #pragma once
 
 #include <epfabric/command.h>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "histogram.h"
+#include "trail.h"
 
 namespace epfabric::agent {
 
@@ -39,12 +40,25 @@ class BarrierStats {
     if (rank < last_.size()) last_[rank].fetch_add(1, std::memory_order_relaxed);
   }
 
+  // By the last rank of the node to leave a barrier.
+  void finished(const BarrierTimes& times) {
+    record(Phase::kRelease, times.network_ns, times.left_ns);
+    record(Phase::kTotal, times.first_ns, times.left_ns);
+    last_barriers_.add(times);
+    if (times.kept) keep(times);
+  }
+  void keep(const BarrierTimes& times) { kept_.add(times); }
+
   const Histogram& phase(Phase phase) const { return phases_[static_cast<size_t>(phase)]; }
+  const Trail& last_barriers() const { return last_barriers_; }
+  const Trail& kept() const { return kept_; }
   uint64_t stragglers(uint32_t rank) const { return last_[rank].load(std::memory_order_relaxed); }
 
  private:
   std::array<Histogram, static_cast<size_t>(Phase::kCount)> phases_;
   std::vector<std::atomic<uint64_t>> last_;
+  Trail last_barriers_;
+  Trail kept_;  // of its own, so that many barriers that nobody keeps push none of these out
 };
 
 }  // namespace epfabric::agent

@@ -110,7 +110,9 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
     if (!slot) slot = std::make_shared<BarrierStats>(settings_.histogram_scale);
     stats = slot;
   }
-  auto epoch = std::make_shared<Epoch>(plan, local, std::move(blobs), stats, events_);
+  EpochPlan with_rule = plan;
+  with_rule.keep = keep_;
+  auto epoch = std::make_shared<Epoch>(with_rule, local, std::move(blobs), stats, events_);
   for (const RemoteRank& rank : remote) {
     if (epoch->node_of(rank.rank) != rank.node) {
       throw NativeError("rank " + std::to_string(rank.rank) + " is said to be on two nodes");

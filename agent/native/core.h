@@ -51,6 +51,8 @@ class Core {
   std::vector<std::shared_ptr<Session>> sessions() const;
   std::shared_ptr<BarrierStats> barrier_stats(uint64_t group) const;
   void forget_group(uint64_t group);
+  // From now on, for all groups that are led here.
+  void keep_barriers(double ratio, uint64_t slow_ns) { keep_->set(ratio, slow_ns); }
   void close();
   Events& events() { return events_; }
 
@@ -68,6 +70,7 @@ class Core {
   const CoreSettings settings_;
   std::optional<Fabric> fabric_;
   ProxySettings proxy_settings_;
+  const std::shared_ptr<KeepRule> keep_ = std::make_shared<KeepRule>();
   Events events_;
   mutable std::mutex mutex_;  // the four below; never held while waiting for a proxy
   std::vector<std::weak_ptr<Session>> sessions_;

@@ -102,12 +102,30 @@ uint32_t Epoch::delegate_of(uint32_t node) const {
 }
 
 BarrierPlan Epoch::barrier_plan() const {
-  BarrierPlan out{
-      plan_.epoch, node_, node_of_[plan_.leader_rank], plan_.leader_rank, plan_.barrier_timeout_ns,
-      plan_.nodes, {}};
+  BarrierPlan out{plan_.epoch,
+                  node_,
+                  node_of_[plan_.leader_rank],
+                  plan_.leader_rank,
+                  plan_.barrier_timeout_ns,
+                  plan_.nodes,
+                  {},
+                  plan_.uid,
+                  plan_.keep};
   for (uint32_t node = 0; node < plan_.nodes.size(); ++node)
     out.delegates.push_back(delegate_of(node));
   return out;
+}
+
+void Epoch::barrier_left(uint64_t number, uint64_t now_ns) {
+  const BarrierStamps& stamps = meeting_->stamps(number);
+  const auto get = [](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed);  // ordered by released()
+  };
+  const Collected& known = stamps.collected;
+  stats_->finished({plan_.uid, number, plan_.epoch, known.last_rank,
+                    node_ == node_of_[plan_.leader_rank], known.kept, known.began_ns,
+                    get(stamps.first_ns), get(stamps.entered_ns), known.posted_ns, known.network_ns,
+                    get(stamps.released_ns), now_ns});
 }
 
 void Epoch::leave(uint32_t rank) {

@@ -26,6 +26,8 @@ struct EpochPlan {
   uint64_t barrier_timeout_ns = 0;
   std::vector<std::vector<uint32_t>> nodes;
   bool mask = false;  // a lost rank is reported and the epoch goes on; else it fails
+  Id128 uid{};        // the group's; the same on every node
+  std::shared_ptr<const KeepRule> keep{};  // which barriers are kept as traces
 };
 
 class Epoch {
@@ -54,6 +56,8 @@ class Epoch {
   uint32_t position_of(uint32_t rank) const;
   uint32_t delegate_of(uint32_t node) const;
   BarrierPlan barrier_plan() const;
+  // The last local rank has left it; before any of them is released from the next.
+  void barrier_left(uint64_t number, uint64_t now_ns);
 
   void start() { started_.store(true, std::memory_order_release); }
   void stop() { started_.store(false, std::memory_order_release); }

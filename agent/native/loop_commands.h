@@ -146,15 +146,8 @@ bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
     meeting.enter(barriers_, position_, platform::clock_ns());
   }
   if (!meeting.released(barriers_)) return false;
-  const BarrierStamps& stamps = meeting.stamps(barriers_);
-  const uint64_t first = stamps.first_ns.load(std::memory_order_relaxed);
-  const uint64_t released = stamps.released_ns.load(std::memory_order_relaxed);
   ring.finish();
-  if (meeting.leave(barriers_)) {
-    const uint64_t now_ns = platform::clock_ns();
-    epoch_->stats().record(Phase::kRelease, released, now_ns);
-    epoch_->stats().record(Phase::kTotal, first, now_ns);
-  }
+  if (meeting.leave(barriers_)) epoch_->barrier_left(barriers_, platform::clock_ns());
   barriers_ += 1;
   return true;
 }

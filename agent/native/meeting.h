@@ -12,6 +12,15 @@
 
 namespace epfabric::agent {
 
+// What the delegate knows of a barrier when it lets the ranks go.
+struct Collected {
+  uint64_t began_ns = 0;  // the first rank of any node arrived, as far as is known here
+  uint64_t posted_ns = 0;
+  uint64_t network_ns = 0;
+  uint32_t last_rank = 0;
+  bool kept = false;
+};
+
 // Of one barrier; made when it fills. Without ranks (all excluded) the times mean nothing.
 struct alignas(64) BarrierStamps {
   std::atomic<uint64_t> first_ns{0};     // the first rank's command was taken
@@ -20,6 +29,7 @@ struct alignas(64) BarrierStamps {
   std::atomic<uint32_t> last_position{0};
   std::atomic<uint32_t> ranks{0};    // that entered
   std::atomic<uint32_t> leaving{0};  // of them, those that have not left yet
+  Collected collected;               // written before released(), read after
 };
 
 class Meeting {
@@ -62,7 +72,8 @@ class Meeting {
     return true;
   }
 
-  void release(uint64_t number, uint64_t now_ns) {
+  void release(uint64_t number, uint64_t now_ns, const Collected& collected = {}) {
+    stamps_[number & 1].collected = collected;
     stamps_[number & 1].released_ns.store(now_ns, std::memory_order_relaxed);
     released_.store(number + 1, std::memory_order_release);  // partner: released()
   }

@@ -6,7 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <ctime>
 
 #include "core.h"
 
@@ -159,6 +161,68 @@ nb::dict barrier_dict(const BarrierStats* stats) {
   return out;
 }
 
+uint64_t unix_ns() {
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+nb::bytes id_bytes(const Id128& id) {
+  std::array<uint8_t, 16> out;
+  for (size_t i = 0; i < 8; ++i) {
+    out[i] = static_cast<uint8_t>(id.high >> (56 - 8 * i));
+    out[8 + i] = static_cast<uint8_t>(id.low >> (56 - 8 * i));
+  }
+  return nb::bytes(out.data(), out.size());
+}
+
+Id128 uid_of(const nb::bytes& data) {
+  if (data.size() == 0) return {};
+  if (data.size() != 16) throw NativeError("a group's uid has 16 bytes");
+  const auto* at = static_cast<const uint8_t*>(data.data());
+  Id128 out;
+  for (size_t i = 0; i < 8; ++i) {
+    out.high = out.high << 8 | at[i];
+    out.low = out.low << 8 | at[8 + i];
+  }
+  return out;
+}
+
+// The stamps on the clock that all agents share, as it stands to ours now.
+nb::dict trail_dict(const Trail::Taken& taken) {
+  const uint64_t shift = unix_ns() - platform::clock_ns();
+  nb::dict out;
+  nb::list barriers;
+  for (const BarrierTimes& at : taken.barriers) {
+    nb::dict row;
+    row["trace_id"] = id_bytes(trace_id_of(at.group, at.epoch, at.number));
+    row["epoch"] = at.epoch;
+    row["number"] = at.number;
+    row["last_rank"] = at.last_rank == kNoRank ? -1 : static_cast<int>(at.last_rank);
+    row["leads"] = at.leads;
+    row["kept"] = at.kept;
+    row["began_ns"] = at.began_ns + shift;
+    row["first_ns"] = at.first_ns + shift;
+    row["entered_ns"] = at.entered_ns + shift;
+    row["posted_ns"] = at.posted_ns + shift;
+    row["network_ns"] = at.network_ns + shift;
+    row["released_ns"] = at.released_ns + shift;
+    row["left_ns"] = at.left_ns + shift;
+    barriers.append(row);
+  }
+  out["position"] = taken.position;
+  out["overwritten"] = taken.overwritten;
+  out["barriers"] = barriers;
+  return out;
+}
+
+nb::dict take_barriers(const Core& core, uint64_t group, uint64_t position, uint64_t limit,
+                       bool kept) {
+  const auto stats = core.barrier_stats(group);
+  if (!stats) return trail_dict({position, 0, {}});
+  return trail_dict((kept ? stats->kept() : stats->last_barriers()).take(position, limit));
+}
+
 void bind_session(nb::module_& module) {
   nb::class_<RegionInfo>(module, "RegionInfo")
       .def_ro("region", &RegionInfo::region)
@@ -253,11 +317,14 @@ void bind_core(nb::module_& module) {
           [](Core& self, uint64_t group, uint32_t epoch,
              const std::vector<std::shared_ptr<Session>>& local,
              const std::vector<RemoteRank>& remote, uint32_t leader,
-             const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms, bool mask) {
-            self.open_epoch({group, epoch, leader, barrier_ms * kMs, nodes, mask}, local, remote);
+             const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms, bool mask,
+             const nb::bytes& uid) {
+            const EpochPlan plan{group, epoch, leader, barrier_ms * kMs, nodes, mask, uid_of(uid)};
+            const nb::gil_scoped_release unlocked;
+            self.open_epoch(plan, local, remote);
           },
           "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a,
-          "barrier_timeout_ms"_a, "mask"_a = false, Unlocked())
+          "barrier_timeout_ms"_a, "mask"_a = false, "uid"_a = nb::bytes("", 0))
       .def("start_epoch", &Core::start_epoch, "group"_a, Unlocked())
       .def("fail_epoch", &Core::fail_epoch, "group"_a, "reason"_a, Unlocked())
       .def("rank_left", &Core::rank_left, "group"_a, "rank"_a, Unlocked())
@@ -278,6 +345,11 @@ void bind_core(nb::module_& module) {
           "barrier_stats",
           [](Core& self, uint64_t group) { return barrier_dict(self.barrier_stats(group).get()); },
           "group"_a)
+      .def("take_barriers", &take_barriers, "group"_a, "position"_a, "limit"_a, "kept"_a = true)
+      .def(
+          "keep_barriers",
+          [](Core& self, double ratio, uint64_t slow_ns) { self.keep_barriers(ratio, slow_ns); },
+          nb::kw_only(), "ratio"_a, "slow_ns"_a)
       .def("forget_group", &Core::forget_group, "group"_a)
       .def("close", &Core::close, Unlocked());
 }

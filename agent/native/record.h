@@ -9,8 +9,8 @@ namespace epfabric::agent {
 enum class RecordKind : uint8_t {
   kInvalid = 0,
   kSignal = 1,   // value: what the signal word now is
-  kArrive = 2,   // value: barrier number; extra: the node's last rank
-  kRelease = 3,  // value: barrier number
+  kArrive = 2,   // value: barrier number; extra: Arrival
+  kRelease = 3,  // value: barrier number; extra: 1 = the barrier is kept as a trace, else 0
   kCredit = 4,   // nothing but `consumed`
   kPresent = 5,  // value: barrier number; extra: bit mask of the node's ranks that have entered
 };
@@ -27,6 +27,22 @@ struct ControlRecord {
   uint64_t extra = 0;
 };
 static_assert(sizeof(ControlRecord) == 32);
+
+// What a node says with its arrival: its last rank, and how long its first one has been there.
+struct Arrival {
+  uint32_t last_rank;
+  uint64_t waited_ns;
+};
+
+inline constexpr uint64_t kMostWaitedNs = (uint64_t{1} << 48) - 1;
+
+constexpr uint64_t pack_arrival(const Arrival& arrival) {
+  const uint64_t waited = arrival.waited_ns < kMostWaitedNs ? arrival.waited_ns : kMostWaitedNs;
+  return waited << 16 | (arrival.last_rank & 0xffff);
+}
+constexpr Arrival unpack_arrival(uint64_t extra) {
+  return {static_cast<uint32_t>(extra & 0xffff), extra >> 16};
+}
 
 // Immediate: type 4 | domain 12 | sequence 16. The domain is the receiver's name for the sender.
 inline constexpr uint32_t kImmControl = 1;

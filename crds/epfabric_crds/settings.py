@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from epfabric_crds.quantity import duration_ms, size_bytes
+from epfabric_crds.quantity import duration_ms, short_duration_us, size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,23 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traces:
+    ratio: float = 0.0
+    slow: str = "10ms"
+    endpoint: str | None = None
+
+    @property
+    def slow_us(self) -> int:
+        """0: no barrier is kept for being slow."""
+        return short_duration_us(self.slow)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Telemetry:
     endpoint: str | None = None
     interval: str = "10s"
     histogram_scale: int = 5
+    traces: Traces = Traces()
 
     @property
     def interval_ms(self) -> int:

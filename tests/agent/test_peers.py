@@ -69,7 +69,7 @@ async def served(folder: Path) -> AsyncIterator[Served]:
     await server.start(ADDRESS, 0)
     made.endpoint = f"{ADDRESS}:{server.port}"
     made.groups[GROUP] = Coordinator(
-        Membership(GROUP, 0, Limits(join_s=30.0)), lambda state: None, lambda: None
+        Membership(GROUP, 0, Limits(join_s=30.0), bytes(16)), lambda state: None, lambda: None
     )
     try:
         yield made

@@ -49,7 +49,8 @@ tenants:
 - {name: t, namespaceSelector: {matchLabels: {t: t}}, weight: 2, maxSessions: 8, maxMemory: 1Gi,
    maxInflight: 64, maxGroups: 4}
 update: {strategy: OnDelete, maxUnavailable: 2}
-telemetry: {endpoint: "http://collector:4318", interval: 30s, histogramScale: 4}
+telemetry: {endpoint: "http://collector:4318", interval: 30s, histogramScale: 4,
+  traces: {ratio: 0.25, slow: 500us, endpoint: "http://jaeger:4318"}}
 """
 CONDITION = """{type: Ready, status: "True", reason: R, message: m,
   lastTransitionTime: "2026-01-01T00:00:00Z", observedGeneration: 1}"""

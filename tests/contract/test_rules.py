@@ -44,6 +44,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tenants": [{**TENANT, "maxMemory": "much"}]}, "maxMemory must be a whole number of bytes"),
     ({"telemetry": {"endpoint": "collector:4318"}}, "telemetry.endpoint must be a URL"),
     ({"telemetry": {"interval": "100ms"}}, "telemetry.interval must be between 1s and 10m"),
+    ({"telemetry": {"traces": {"endpoint": "j:1"}}}, "telemetry.traces.endpoint must be a URL"),
+    ({"telemetry": {"traces": {"slow": "1m"}}}, "telemetry.traces.slow must be a whole number of"),
+    ({"telemetry": {"traces": {"slow": "0ms"}}}, "such as 10ms, or 0s for none"),
+    ({"telemetry": {"traces": {"ratio": 1.5}}}, "should be less than or equal to 1"),
+    ({"telemetry": {"traces": {"ratio": -0.1}}}, "should be greater than or equal to 0"),
     (
         {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
         "operators In and NotIn need values",
@@ -66,6 +71,8 @@ RIGHT: list[dict[str, Any]] = [
     {"nics": {"selector": {"cidrs": ["10.1.0.0/16", "fd00::/8"]}}},
     {"tenants": [TENANT, {"name": "all", "namespaceSelector": {}, "maxMemory": "64Gi"}]},
     {"telemetry": {"endpoint": "https://collector.monitoring:4318/otlp", "interval": "1s"}},
+    {"telemetry": {"traces": {"ratio": 0, "slow": "0s"}}},
+    {"telemetry": {"traces": {"ratio": 1, "slow": "1us", "endpoint": "http://jaeger:4318"}}},
     {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
 ]
 

@@ -80,6 +80,14 @@ SETS = {
         tags="remove_all_sd,netgo",
         expected_s=300,
     ),
+    "jaeger": ProgramSet(
+        name="jaeger",
+        module=TESTS / "telemetry" / "jaeger",
+        programs={"jaeger": "github.com/jaegertracing/jaeger/cmd/all-in-one"},
+        ldflags="-s -w",
+        tags="",
+        expected_s=430,
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Pytest fixtures that several tiers share: one control plane and one Prometheus a session."""
+"""Pytest fixtures that several tiers share: a session's control plane, Prometheus and Jaeger."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness.cluster import Cluster
+from harness.jaeger import Jaeger
 from harness.process import Processes, private_mounts
 from harness.prometheus import Prometheus
 
@@ -24,5 +25,13 @@ def cluster() -> Iterator[Cluster]:
 def prometheus() -> Iterator[Prometheus]:
     with Processes("epfabric-prometheus-") as processes:
         server = Prometheus(processes)
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def jaeger() -> Iterator[Jaeger]:
+    with Processes("epfabric-jaeger-") as processes:
+        server = Jaeger(processes)
         server.start()
         yield server

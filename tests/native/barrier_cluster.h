@@ -31,10 +31,11 @@ struct Cluster {
   Net net;
   std::vector<std::unique_ptr<TestNode>> nodes;
   std::vector<uint32_t> node_of, position_of;
+  std::shared_ptr<KeepRule> keep = std::make_shared<KeepRule>();
   uint64_t now = 1000;
 
   Cluster(const std::vector<std::vector<uint32_t>>& ranks, uint32_t leader, uint64_t timeout_ns) {
-    BarrierPlan plan{3, 0, 0, leader, timeout_ns, ranks, {}};
+    BarrierPlan plan{3, 0, 0, leader, timeout_ns, ranks, {}, {5, 6}, keep};
     for (uint32_t n = 0; n < ranks.size(); ++n) {
       const bool leads = std::count(ranks[n].begin(), ranks[n].end(), leader) > 0;
       if (leads) plan.leader_node = n;
@@ -75,6 +76,26 @@ struct Cluster {
     INFO(std::string(fault == nullptr ? "" : fault));
     REQUIRE(fault == nullptr);
     net.to_node[n].pop_front();
+  }
+
+  // Lets everything happen until nothing moves.
+  void settle() {
+    for (int turns = 0; turns < 100; ++turns) {
+      for (uint32_t n = 0; n < nodes.size(); ++n) {
+        deliver(n);
+        step(n);
+      }
+    }
+  }
+
+  bool kept(uint32_t n, uint64_t number) const {
+    return nodes[n]->meeting->stamps(number).collected.kept;
+  }
+
+  void leave(uint32_t rank, uint64_t number) {
+    Meeting& meeting = *nodes[node_of[rank]]->meeting;
+    REQUIRE(meeting.released(number));
+    meeting.leave(number);
   }
 
   void enter(uint32_t rank, uint64_t number) {

@@ -26,6 +26,7 @@ TEST_CASE("no rank leaves a barrier before every rank has entered it, and all ge
     for (const auto& ranks : shape) world += static_cast<uint32_t>(ranks.size());
     const auto leader = static_cast<uint32_t>(random() % world);
     Cluster cluster(shape, leader, 1u << 30);
+    cluster.keep->set(0.25, 0);
     std::vector<uint64_t> entered(world), left(world);
     constexpr uint64_t kBarriers = 200;
     for (uint64_t tries = 0; tries < 4'000'000; ++tries) {
@@ -38,6 +39,8 @@ TEST_CASE("no rank leaves a barrier before every rank has entered it, and all ge
         cluster.enter(rank, entered[rank]++);
       } else if (left[rank] < entered[rank] && meeting.released(left[rank])) {
         REQUIRE(*std::min_element(entered.begin(), entered.end()) > left[rank]);
+        const bool kept = cluster.keep->keeps(trace_id_of({5, 6}, 3, left[rank]), 0);
+        REQUIRE(cluster.kept(cluster.node_of[rank], left[rank]) == kept);
         meeting.leave(left[rank]++);
       }
       if (random() % 2) cluster.deliver(node);
@@ -76,6 +79,66 @@ TEST_CASE("the leader names exactly the missing ranks, also of a node where some
   CHECK_FALSE(cluster.nodes[3]->delegate->timed_out(1u << 31));  // nobody waits there
 }
 
+TEST_CASE("a barrier that is slow anywhere is kept on every node, with the last rank") {
+  constexpr uint64_t kSlowNs = 50'000, kQuickNs = 49'999;
+  struct Case {
+    std::vector<std::pair<uint32_t, uint64_t>> entries;  // rank, time since the one before
+    bool kept;
+  };
+  const std::vector<Case> cases = {
+      {{{0, 0}, {1, 0}, {2, 0}, {3, kSlowNs}}, true},  // the last of another node
+      {{{0, 0}, {1, 0}, {2, 0}, {3, kQuickNs}}, false},
+      {{{2, 0}, {3, 0}, {1, 0}, {0, kSlowNs}}, true},  // the leader itself
+      {{{2, 0}, {3, 0}, {1, 0}, {0, kQuickNs}}, false},
+      {{{2, 0}, {3, kSlowNs - 1}, {1, 0}, {0, 1}}, true},  // the leader's node hears of it late
+      {{{2, 0}, {1, kQuickNs - 1}, {3, 0}, {0, 1}}, false},
+  };
+  Cluster cluster({{0, 1}, {2, 3}}, 0, 1u << 30);
+  cluster.keep->set(0, kSlowNs);
+  for (uint64_t number = 0; number < cases.size(); ++number) {
+    CAPTURE(number);
+    for (const auto& [rank, wait_ns] : cases[number].entries) {
+      cluster.now += wait_ns;
+      cluster.enter(rank, number);
+      cluster.settle();
+    }
+    for (uint32_t n = 0; n < 2; ++n) CHECK(cluster.kept(n, number) == cases[number].kept);
+    const Collected& led = cluster.nodes[0]->meeting->stamps(number).collected;
+    CHECK(led.last_rank == cases[number].entries.back().first);
+    for (uint32_t rank = 0; rank < 4; ++rank) cluster.leave(rank, number);
+    cluster.now += 10 * kSlowNs;  // between barriers nobody waits
+  }
+}
+
+TEST_CASE("who came early to the next barrier has waited there, and not since the last one") {
+  Cluster cluster({{0}, {1}}, 0, 1u << 30);
+  cluster.keep->set(0, 1000);
+  cluster.enter(0, 0);
+  cluster.enter(1, 0);
+  const auto move = [&cluster](bool leader_settles) {
+    for (int i = 0; i < 20; ++i) {
+      cluster.step(0, false, leader_settles);
+      cluster.deliver(0);
+      cluster.step(1);
+      cluster.deliver(1);
+    }
+  };
+  move(false);  // node 1 is released, node 0 not yet
+  cluster.leave(1, 0);
+  cluster.now += 600;
+  cluster.enter(1, 1);
+  move(false);
+  cluster.now += 600;
+  move(true);
+  CHECK_FALSE(cluster.kept(0, 0));
+  cluster.leave(0, 0);
+  cluster.now += 400;
+  cluster.enter(0, 1);
+  cluster.settle();
+  CHECK(cluster.kept(0, 1));
+  CHECK(cluster.kept(1, 1));
+}
+
 TEST_CASE("records that do not belong here are refused") {
   Cluster cluster({{0, 1}, {2, 3}}, 0, 1u << 30);
   const auto record = [](RecordKind kind, uint16_t source, uint64_t number, uint64_t extra) {
@@ -100,6 +163,11 @@ TEST_CASE("records that do not belong here are refused") {
   CHECK(other.on_record(record(RecordKind::kArrive, 0, 0, 0), 1) != nullptr);
   CHECK(other.on_record(record(RecordKind::kRelease, 0, 0, 0), 1) !=
         nullptr);  // before its arrival
+  cluster.enter(2, 0);
+  cluster.enter(3, 0);
+  for (int i = 0; i < 3; ++i) cluster.step(1);
+  CHECK(other.on_record(record(RecordKind::kRelease, 0, 0, 2), 1) != nullptr);  // neither 0 nor 1
+  CHECK(other.on_record(record(RecordKind::kRelease, 0, 0, 1), 1) == nullptr);
 }
 
 TEST_CASE("ranks on threads meet without losing a barrier") {

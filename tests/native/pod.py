@@ -201,6 +201,7 @@ class Group:
         nbytes: int = 1 << 20,
         barrier_timeout_ms: int = 30000,
         epoch: int = 1,
+        uid: bytes = b"",
         prepare: Callable[[Pod], None] = lambda pod: None,
         beside: Group | None = None,
         mask: bool = False,
@@ -244,6 +245,7 @@ class Group:
                 nodes,
                 barrier_timeout_ms,
                 mask,
+                uid,
             )
         for node in self.nodes:
             node.core.start_epoch(self.number)

@@ -68,6 +68,7 @@ class LocalEpoch:
                 plan.leader_rank,
                 by_node,
                 barrier_timeout_ms,
+                uid=plan.uid,
             )
         except NativeError as error:
             return str(error) or "the core gave no reason"

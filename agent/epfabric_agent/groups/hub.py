@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 from dataclasses import fields
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from epfabric_agent.groups.part import Part
 from epfabric_agent.groups.state import GroupState, Limits
 from epfabric_agent.pods import Pod
 
+UID_BYTES = 16
 EPOCH_S = 5.0
 ENDED_S = 10.0
 _log = logging.getLogger(__name__)
@@ -114,8 +116,10 @@ class Hub:
         group = pod.group_key
         if rank == 0 and group not in self._coordinators:
             known = max(last_epoch, self._epochs.get(group, 0))
+            limits = Limits(join_s=self._context.join_timeout_s)
+            membership = Membership(group, known, limits, secrets.token_bytes(UID_BYTES))
             self._coordinators[group] = Coordinator(
-                Membership(group, known, Limits(join_s=self._context.join_timeout_s)),
+                membership,
                 lambda state: self._reporter.state(pod, state),
                 self.retire,
             )

@@ -47,12 +47,16 @@ _PHASES: dict[Stage, Phase] = {
 class Membership:
     """The coordinator's view of one group."""
 
-    def __init__(self, group: str, epoch: int, bounds: Limits) -> None:
-        """`epoch`: the last one that the group is known to have had; 0 for none."""
+    def __init__(self, group: str, epoch: int, bounds: Limits, uid: bytes) -> None:
+        """`epoch`: the last one that the group is known to have had; 0 for none.
+
+        `uid`: 16 bytes that no other group has, nor an earlier coordinator of this one.
+        """
         self.group = group
         self.epoch = epoch
         self.stage = Stage.IDLE
         self._bounds = bounds
+        self._uid = uid
         self._world = 0
         self._members: dict[int, Entrant] = {}
         self._waiting: dict[int, Entrant] = {}
@@ -224,7 +228,7 @@ class Membership:
             for r, e in sorted(self._members.items())
         ]
         message = pb.ToMember(
-            open=pb.Open(epoch=self.epoch, nodes=nodes, ranks=ranks, leader_rank=0)
+            open=pb.Open(epoch=self.epoch, nodes=nodes, ranks=ranks, leader_rank=0, uid=self._uid)
         )
         return [Publish(self._state()), *(Send(node, message) for node in nodes)]
 

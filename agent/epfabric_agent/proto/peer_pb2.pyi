@@ -452,8 +452,11 @@ class Open(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     LEADER_RANK_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_rank: _builtins.int
+    uid: _builtins.bytes
+    """the group's, 16 bytes: what the ids of its traces are made of"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -465,10 +468,11 @@ class Open(_message.Message):
         nodes: _abc.Iterable[_builtins.str] | None = ...,
         ranks: _abc.Iterable[Global___RankInfo] | None = ...,
         leader_rank: _builtins.int = ...,
+        uid: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader_rank", b"leader_rank", "nodes", b"nodes", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader_rank", b"leader_rank", "nodes", b"nodes", "ranks", b"ranks", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,13 +18,12 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Metric, MetricsData, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
 
 from epfabric_agent.telemetry import points
 from epfabric_agent.telemetry.collector import CollectorExporter
 from epfabric_agent.telemetry.config import TelemetryConfig
 from epfabric_agent.telemetry.ledger import Ledger
-from epfabric_agent.telemetry.readings import readings
+from epfabric_agent.telemetry.readings import RESULT, readings
 from epfabric_agent.telemetry.snapshot import Snapshot, Source
 
 SHUTDOWN_S = 3.0
@@ -107,13 +106,16 @@ class Telemetry:
         _log.info("metrics go to %s every %g s", config.url, config.interval_s)
         exporter = CollectorExporter(config.url, config.timeout_s)
         reader = _Reader(exporter, config.interval_s, self._metrics)
-        self._provider = MeterProvider([reader], _resource(config), shutdown_on_exit=False)
+        self._provider = MeterProvider([reader], config.resource, shutdown_on_exit=False)
         meter = self._provider.get_meter("epfabric_agent")
         meter.create_observable_gauge(
             "epfabric.sessions", [self._sessions], "{session}", "Sessions on this node"
         )
         meter.create_observable_gauge(
             "epfabric.transport.info", [self._transport], "", "The transport in use"
+        )
+        meter.create_observable_counter(
+            "epfabric.barrier.traces", [self._traces], "{barrier}", "Barriers kept as traces"
         )
 
     def flush(self, timeout_s: float = SHUTDOWN_S) -> None:
@@ -151,20 +153,13 @@ class Telemetry:
         attributes = {"epfabric.transport": last.transport, "epfabric.provider": last.provider}
         return [Observation(1, attributes)]
 
+    def _traces(self, _: CallbackOptions) -> Iterable[Observation]:
+        counts = {"sent": self._last.traces_sent, "lost": self._last.traces_lost}
+        return [Observation(count, {RESULT: result}) for result, count in counts.items()]
+
 
 def start(config: TelemetryConfig, source: Source, clock: Clock | None = None) -> Telemetry:
     """Begins to count, and to report where `config` says."""
     telemetry = Telemetry(source, clock or Clock())
     telemetry.apply(config)
     return telemetry
-
-
-def _resource(config: TelemetryConfig) -> Resource:
-    return Resource.create(
-        {
-            "service.name": "epfabric-agent",
-            "service.instance.id": config.node,
-            "k8s.node.name": config.node,
-            "epfabric.fabric": config.fabric,
-        }
-    )

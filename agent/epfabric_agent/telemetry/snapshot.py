@@ -75,6 +75,10 @@ class Snapshot:
     """The transport's provider, such as `tcp;ofi_rxm`."""
     sessions: tuple[SessionSample, ...] = ()
     barriers: tuple[BarrierSample, ...] = ()
+    traces_sent: int = 0
+    """Barriers of which this agent's spans have arrived at the collector."""
+    traces_lost: int = 0
+    """Barriers of which this agent sent no spans though they were kept."""
 
 
 class Source(Protocol):

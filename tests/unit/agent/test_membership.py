@@ -8,6 +8,7 @@ from epfabric_agent.groups.membership import Membership, Stage
 from epfabric_agent.groups.state import Action, Entrant, GroupState, Limits, Publish, Send
 from epfabric_agent.proto import peer_pb2 as pb
 
+UID = bytes(range(16))
 LIMITS = Limits(join_s=10.0, open_s=5.0, quiesce_s=3.0)
 
 
@@ -16,7 +17,7 @@ def entrant(rank: int, node: str = "a", world: int = 4, pod: str = "") -> Entran
 
 
 def group(*nodes: str) -> Membership:
-    made = Membership("ns/train", 0, LIMITS)
+    made = Membership("ns/train", 0, LIMITS, UID)
     for node in nodes:
         made.attach(node, f"{node}:1", 0)
     return made
@@ -54,6 +55,7 @@ def test_an_epoch_opens_only_with_all_ranks_and_starts_only_with_all_nodes() -> 
     plan = opens[0][1].open
     assert [info.rank for info in plan.ranks] == [0, 1, 2, 3]
     assert [info.node for info in plan.ranks] == [0, 0, 1, 1]
+    assert {message.open.uid for _, message in opens} == {UID}
     assert not sent(made.opened("a", 1, "", 0.0), "start")
     actions = made.opened("b", 1, "", 0.0)
     assert [node for node, _ in sent(actions, "start")] == ["a", "b"]

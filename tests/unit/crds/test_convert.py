@@ -9,7 +9,7 @@ import pytest
 import yaml
 from epfabric_crds import EPFabric, EPFabricNode, EPGroup, LabelSelector, MirrorError, to_dict
 from epfabric_crds.definitions import problems
-from epfabric_crds.quantity import duration_ms, size_bytes
+from epfabric_crds.quantity import duration_ms, short_duration_us, size_bytes
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -146,6 +146,11 @@ def test_sizes_and_durations_are_read_in_their_units() -> None:
     for wrong in ("", "0s", "1.5s", "5 m", "s"):
         with pytest.raises(ValueError, match="is not a duration"):
             duration_ms(wrong)
+    short = [short_duration_us(s) for s in ("500us", "10ms", "2s", "0s")]
+    assert short == [500, 10_000, 2_000_000, 0]
+    for wrong in ("", "0ms", "1m", "1.5ms", "ms"):
+        with pytest.raises(ValueError, match="is not a short duration"):
+            short_duration_us(wrong)
     for wrong in ("", "0", "1G", "-1Gi", "4gi"):
         with pytest.raises(ValueError, match="is not a size"):
             size_bytes(wrong)
