@@ -73,6 +73,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address) : addres
 Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
   fi_info* info = const_cast<fi_info*>(&fabric.info());
   max_bytes_ = info->ep_attr->max_msg_size;
+  gathers_ = info->tx_attr->iov_limit >= kMaxPieces && info->tx_attr->rma_iov_limit >= kMaxPieces;
   offset_addressing_ = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) == 0;
   own_keys_ = (info->domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
   key_bytes_ = info->domain_attr->mr_key_size;
@@ -141,30 +142,27 @@ fi_addr_t Endpoint::insert(const std::vector<std::byte>& address) {
   return out;
 }
 
-ssize_t Endpoint::post(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-                       uint64_t imm, uint64_t flags, void* context) {
-  iovec local{const_cast<void*>(data), bytes};
-  fi_rma_iov remote{target.address, bytes, target.key};
+ssize_t Endpoint::post(fi_addr_t peer, std::span<const Piece> pieces, uint64_t imm, uint64_t flags,
+                       void* context) {
+  std::array<iovec, kMaxPieces> local;
+  std::array<fi_rma_iov, kMaxPieces> remote;
+  std::array<void*, kMaxPieces> descriptors;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    local[i] = {const_cast<void*>(piece.data), piece.bytes};
+    remote[i] = {piece.address, piece.bytes, piece.key};
+    descriptors[i] = piece.descriptor;
+  }
   fi_msg_rma message{};
-  message.msg_iov = &local;
-  message.desc = &descriptor;
-  message.iov_count = 1;
-  message.addr = target.peer;
-  message.rma_iov = &remote;
-  message.rma_iov_count = 1;
+  message.msg_iov = local.data();
+  message.desc = descriptors.data();
+  message.iov_count = pieces.size();
+  message.addr = peer;
+  message.rma_iov = remote.data();
+  message.rma_iov_count = pieces.size();
   message.context = context;
   message.data = imm;
-  return ::fi_writemsg(endpoint_.get(), &message, flags | FI_COMPLETION | FI_DELIVERY_COMPLETE);
-}
-
-ssize_t Endpoint::write(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-                        void* context) {
-  return post(target, data, bytes, descriptor, 0, 0, context);
-}
-
-ssize_t Endpoint::write_with_imm(const Target& target, const void* data, uint64_t bytes,
-                                 void* descriptor, uint32_t imm, void* context) {
-  return post(target, data, bytes, descriptor, imm, FI_REMOTE_CQ_DATA, context);
+  return ::fi_writemsg(endpoint_.get(), &message, flags | FI_COMPLETION);
 }
 
 size_t Endpoint::poll(Completion* out, size_t capacity) {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,27 +77,41 @@ class Endpoint {
   // A descriptor that becomes readable when poll() may find something, or kNoWaitFd, or kPollFirst.
   int wait_fd();
 
-  struct Target {
-    fi_addr_t peer;
+  // From own memory to one place in the peer's.
+  struct Piece {
+    const void* data;
+    void* descriptor;
+    uint64_t bytes;
     uint64_t address;
     uint64_t key;
   };
-  // Posts a write that completes when it is visible at the target. 0, or -FI_EAGAIN, or another
-  // error.
-  ssize_t write(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-                void* context);
-  ssize_t write_with_imm(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-                         uint32_t imm, void* context);
+  static constexpr size_t kMaxPieces = 2;
+  // Whether one write may have two pieces.
+  bool gathers() const { return gathers_; }
+  // Post one write of 1-kMaxPieces pieces that completes when its source may be reused; in
+  // write_through(), when it and every earlier write to that peer is visible there. 0, or
+  // -FI_EAGAIN, or another error.
+  ssize_t write(fi_addr_t peer, std::span<const Piece> pieces, void* context) {
+    return post(peer, pieces, 0, 0, context);
+  }
+  ssize_t write_with_imm(fi_addr_t peer, std::span<const Piece> pieces, uint32_t imm,
+                         void* context) {
+    return post(peer, pieces, imm, FI_REMOTE_CQ_DATA, context);
+  }
+  ssize_t write_through(fi_addr_t peer, const Piece& piece, void* context) {
+    return post(peer, {&piece, 1}, 0, FI_DELIVERY_COMPLETE, context);
+  }
   // Reads at most `capacity` completions; 0 = the queue is empty.
   size_t poll(Completion* out, size_t capacity);
 
  private:
-  ssize_t post(const Target& target, const void* data, uint64_t bytes, void* descriptor,
-               uint64_t imm, uint64_t flags, void* context);
+  ssize_t post(fi_addr_t peer, std::span<const Piece> pieces, uint64_t imm, uint64_t flags,
+               void* context);
 
   fid_fabric* fabric_;
   int wait_fd_ = -1;  // the queue's
   uint64_t max_bytes_ = 0;
+  bool gathers_ = false;
   bool offset_addressing_ = true;
   bool own_keys_ = true;
   size_t key_bytes_ = 8;

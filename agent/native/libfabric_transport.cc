@@ -58,6 +58,7 @@ RemoteKey LibfabricTransport::add_region(const Region& region) {
 void LibfabricTransport::open(Epoch& epoch) {
   links_.clear();
   owing_.clear();
+  behind_.clear();
   to_rank_.assign(epoch.world(), nullptr);
   epoch_ = &epoch;
   for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
@@ -69,6 +70,7 @@ void LibfabricTransport::open(Epoch& epoch) {
     }
   }
   owing_.reserve(links_.size());
+  behind_.reserve(links_.size());
 }
 
 void LibfabricTransport::add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain) {
@@ -106,7 +108,6 @@ uint32_t LibfabricTransport::domain_at(uint32_t rank, uint32_t proxy) const {
   return out + partners_below(index_, own_proxies_, proxy, theirs);
 }
 
-// The probe is a write of 8 bytes to the scratch page behind the peer's mailboxes; nobody reads it.
 size_t LibfabricTransport::connect() {
   size_t missing = 0;
   for (const auto& link : links_) {
@@ -115,13 +116,8 @@ size_t LibfabricTransport::connect() {
     if (link->probed) continue;
     Operation* operation = take_operation(*link, Operation::Kind::kProbe, nullptr, 8);
     if (operation == nullptr) continue;
-    const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link->rank));
-    const RemoteKey& mailbox = epoch_->remote(link->rank).proxies[link->proxy].mailbox;
-    const std::byte* zeros = staging_.data() + uint64_t{domains_} * kMailboxBytes;
     link->probed =
-        posted(endpoint_.write({link->peer, mailbox.base + room * kMailboxBytes, mailbox.key},
-                               zeros, 8, staging_key_.descriptor, operation),
-               operation);
+        posted(endpoint_.write_through(link->peer, scratch_of(*link), operation), operation);
   }
   return missing;
 }
@@ -167,6 +163,12 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
   Link& link = *operation->link;
   if (result == 0) {
     link.busy_since_ns = 0;
+    const Operation::Kind kind = operation->kind;
+    if (operation->ring != nullptr && kind != Operation::Kind::kMarker) {
+      link.posted += 1;
+      if (!link.behind) behind_.push_back(&link);  // reserved for every link: no allocation
+      link.behind = true;
+    }
     return true;
   }
   if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
@@ -180,7 +182,11 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
 void LibfabricTransport::abandon(uint32_t rank) {
   for (Operation& operation : operations_) {
     if (operation.ring == nullptr || operation.link->rank != rank) continue;
-    operation.ring->part_masked(operation.ticket);
+    if (operation.kind == Operation::Kind::kMarker) {
+      operation.ring->part_done(operation.ticket);  // of a DRAIN, which covers others too
+    } else {
+      operation.ring->part_masked(operation.ticket);
+    }
     operation.ring = nullptr;
     if (operation.lost) {
       give_back(&operation);
@@ -189,6 +195,12 @@ void LibfabricTransport::abandon(uint32_t rank) {
       abandoned_ += 1;
     }
   }
+  std::erase_if(behind_, [rank](Link* link) {
+    if (link->rank != rank) return false;
+    link->delivered = link->posted;
+    link->behind = false;
+    return true;
+  });
   count_.inflight.set(inflight());
 }
 
@@ -197,32 +209,42 @@ void LibfabricTransport::drop_regions() {
   regions_.clear();
 }
 
-Posted LibfabricTransport::write(const WritePart& part) {
+Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) {
   Link& link = *to_rank_[part.rank];
-  const uint64_t bytes = std::min(part.bytes, endpoint_.max_bytes());
+  const uint64_t most = endpoint_.max_bytes() - sizeof(ControlRecord);
+  const uint64_t bytes = std::min(part.bytes, most);
   const bool full = link.inflight >= limits_.inflight ||
                     (link.inflight > 0 && link.inflight_bytes + bytes > limits_.inflight_bytes);
   if (full) return {};
-  Operation* operation = take_operation(link, Operation::Kind::kPart, part.ring, bytes);
-  if (operation == nullptr) return {};
   const Region& from = *regions_[part.source_region];
   const RemoteKey& to = (*link.regions)[part.destination_region];
   const Extent& extent = epoch_->remote(part.rank).regions[part.destination_region];
-  const Endpoint::Target target{link.peer, to.base + (part.destination - extent.begin), to.key};
-  const ssize_t result = endpoint_.write(target, from.at(part.source), bytes,
-                                         region_keys_[part.source_region].descriptor, operation);
-  if (!posted(result, operation)) return {};
+  const Endpoint::Piece payload{from.at(part.source), region_keys_[part.source_region].descriptor,
+                                bytes, to.base + (part.destination - extent.begin), to.key};
+  if (then != nullptr && bytes == part.bytes && endpoint_.gathers()) {
+    ControlRecord record = record_of(*then);
+    if (!post_record(link, record, Operation::Kind::kPart, part.ring, &payload)) return {};
+    return {bytes, true, true};
+  }
+  Operation* operation = take_operation(link, Operation::Kind::kPart, part.ring, bytes);
+  if (operation == nullptr) return {};
+  if (!posted(endpoint_.write(link.peer, {&payload, 1}, operation), operation)) return {};
   return {bytes, true};
 }
 
-Posted LibfabricTransport::signal(const SignalPart& part) {
-  Link& link = *to_rank_[part.rank];
-  if (link.inflight >= limits_.inflight) return {};
+ControlRecord LibfabricTransport::record_of(const SignalPart& part) {
   ControlRecord record;
   record.kind = RecordKind::kSignal;
   record.ring = static_cast<uint8_t>(part.ring->index());
   record.index = static_cast<uint16_t>(part.index);
   record.value = part.value;
+  return record;
+}
+
+Posted LibfabricTransport::signal(const SignalPart& part) {
+  Link& link = *to_rank_[part.rank];
+  if (link.inflight >= limits_.inflight) return {};
+  ControlRecord record = record_of(part);
   if (!post_record(link, record, Operation::Kind::kRecord, part.ring)) return {};
   return {1, true};
 }
@@ -247,30 +269,89 @@ void LibfabricTransport::send_credits() {
   }
 }
 
+// Posts the record, behind `payload` in one operation where there is one.
 bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
-                                     Ring* ring) {
+                                     Ring* ring, const Endpoint::Piece* payload) {
   if (!link.outbox.room(record.kind != RecordKind::kSignal)) {
     if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
     return false;
   }
-  Operation* operation = take_operation(link, kind, ring, sizeof(ControlRecord));
+  const uint64_t bytes = sizeof(ControlRecord) + (payload != nullptr ? payload->bytes : 0);
+  Operation* operation = take_operation(link, kind, ring, bytes);
   if (operation == nullptr) return false;
   record.source = static_cast<uint16_t>(shape_.rank);
   record.destination = static_cast<uint16_t>(link.rank);
   record.epoch = epoch_->plan().epoch;
   record.consumed = static_cast<uint32_t>(link.inbox.total());
   const uint32_t imm = pack_imm({kImmControl, link.domain, link.outbox.sequence()});
-  const Endpoint::Target target{
-      link.peer, link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord),
-      link.mailbox.key};
-  const ControlRecord* staged = link.outbox.stage(record);
-  const ssize_t result = endpoint_.write_with_imm(target, staged, sizeof(ControlRecord),
-                                                  staging_key_.descriptor, imm, operation);
+  const uint64_t slot = link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord);
+  const Endpoint::Piece staged{link.outbox.stage(record), staging_key_.descriptor,
+                               sizeof(ControlRecord), slot, link.mailbox.key};
+  const Endpoint::Piece pieces[] = {payload != nullptr ? *payload : staged, staged};
+  const size_t count = payload != nullptr ? 2 : 1;
+  const ssize_t result = endpoint_.write_with_imm(link.peer, {pieces, count}, imm, operation);
   if (!posted(result, operation)) return false;
   link.outbox.sent();
   link.inbox.credit();
   count_.records_sent.add(1);
   return true;
+}
+
+// Eight bytes that nobody reads, to the page behind the peer's mailboxes.
+Endpoint::Piece LibfabricTransport::scratch_of(const Link& link) const {
+  const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
+  const RemoteKey& mailbox = epoch_->remote(link.rank).proxies[link.proxy].mailbox;
+  return {staging_.data() + uint64_t{domains_} * kMailboxBytes, staging_key_.descriptor, 8,
+          mailbox.base + room * kMailboxBytes, mailbox.key};
+}
+
+// The marker completes when it, and with it everything before it, is visible at the peer.
+bool LibfabricTransport::post_marker(Link& link, Ring* ring) {
+  Operation* operation = take_operation(link, Operation::Kind::kMarker, ring, 8);
+  if (operation == nullptr) return false;
+  operation->covers = link.posted;
+  if (!posted(endpoint_.write_through(link.peer, scratch_of(link), operation), operation))
+    return false;
+  link.marked = link.posted;
+  return true;
+}
+
+bool LibfabricTransport::drain(Ring& ring, uint64_t& serial) {
+  if (behind_.empty()) return true;
+  if (serial == 0) serial = ++drains_;
+  for (size_t i = 0; i < behind_.size();) {
+    Link& link = *behind_[i];
+    if (epoch_->gone(link.rank)) {
+      caught_up(link);
+      continue;
+    }
+    if (link.drain != serial) {
+      if (!post_marker(link, &ring)) return false;
+      ring.add_part();
+      link.drain = serial;
+    }
+    ++i;
+  }
+  return true;
+}
+
+void LibfabricTransport::flush() {
+  for (size_t i = 0; i < behind_.size();) {
+    Link& link = *behind_[i];
+    if (epoch_->gone(link.rank)) {
+      caught_up(link);
+      continue;
+    }
+    if (link.marked < link.posted) (void)post_marker(link, nullptr);
+    ++i;
+  }
+}
+
+// Nothing that the link posted is under way any more; whoever left takes nothing.
+void LibfabricTransport::caught_up(Link& link) {
+  link.delivered = link.posted;
+  link.behind = false;
+  std::erase(behind_, &link);
 }
 
 RecordView LibfabricTransport::view_of(const Link& link) const {

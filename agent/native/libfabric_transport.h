@@ -1,10 +1,12 @@
 // Ranks of other nodes: payload by RDMA writes, signals and barrier records through the peer's
-// mailbox. One per proxy, used by its thread only. Every operation completes when it is visible at
-// the target, so a completion is all that DRAIN needs.
+// mailbox; a WRITE's last part and its signal are one operation. One per proxy, used by its thread
+// only. An operation completes when its source may be reused; a link's writes arrive in order, so
+// that one marker, which completes when it is visible at the target, tells that all before it are.
 #pragma once
 
 #include <rdma/fi_errno.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,10 +37,15 @@ struct Link {
   Inbox inbox;
   uint32_t inflight = 0;
   uint64_t inflight_bytes = 0;
+  uint64_t posted = 0;         // operations that rings wait for
+  uint64_t marked = 0;         // of these, before the last marker
+  uint64_t delivered = 0;      // known to be visible at the peer
+  uint64_t drain = 0;          // the last DRAIN that has a marker here
   uint64_t progress_ns = 0;    // last completion, or first operation after none
   uint64_t busy_since_ns = 0;  // refused posts without any success since; 0 = none
   int error = 0;               // a post that failed for another reason than a full queue
   bool owes = false;           // in the list of credits to send
+  bool behind = false;         // in the list of links with undelivered operations
   bool probed = false;
   bool connected = false;
   bool broken = false;
@@ -50,7 +57,8 @@ struct Operation {
   Ring* ring = nullptr;  // nullptr: nothing waits for it
   uint64_t ticket = 0;
   uint64_t bytes = 0;
-  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe } kind = Kind::kPart;
+  uint64_t covers = 0;  // marker: the link's operations before it
+  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker } kind = Kind::kPart;
   bool lost = false;       // it failed; held until its rank is masked or the epoch has ended
   bool abandoned = false;  // nobody waits for its completion, since its rank is masked
 };
@@ -71,10 +79,17 @@ class LibfabricTransport {
   size_t connect();
   std::string unreachable() const;
 
-  Posted write(const WritePart& part);
+  Posted write(const WritePart& part, const SignalPart* then);
   Posted signal(const SignalPart& part);
   bool send(uint32_t rank, ControlRecord record);
   void send_credits();
+
+  // Makes the DRAIN that `ring` holds wait for every link with undelivered operations; false =
+  // busy, call again. `serial` starts as 0 and belongs to the DRAIN.
+  bool drain(Ring& ring, uint64_t& serial);
+  // Asks every such link for word, once for what was posted so far.
+  void flush();
+  uint64_t undelivered() const { return behind_.size(); }
 
   // Handles at most `batch` completions. Records go to `take(link, record)`, a rank that cannot be
   // reached to `lose(rank, text)`, another fault to `fail(rank, text)`. How many there were.
@@ -96,7 +111,12 @@ class LibfabricTransport {
   static constexpr uint32_t kOperations = 4096;  // per proxy: its share of the NIC's queue
   static constexpr uint64_t kScratchBytes = 4096;
 
-  bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring);
+  bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring,
+                   const Endpoint::Piece* payload = nullptr);
+  bool post_marker(Link& link, Ring* ring);
+  void caught_up(Link& link);
+  static ControlRecord record_of(const SignalPart& part);
+  Endpoint::Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
   void give_back(Operation* operation);
   bool posted(ssize_t result, Operation* operation);
@@ -128,6 +148,8 @@ class LibfabricTransport {
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
   std::vector<Link*> to_rank_;                // by rank: where this proxy's commands go
   std::vector<Link*> owing_;
+  std::vector<Link*> behind_;
+  uint64_t drains_ = 0;
   uint64_t now_ns_ = 0;
 };
 static_assert(Transport<LibfabricTransport>);
@@ -194,7 +216,11 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
     give_back(operation);
   }
   if (completion.error == 0) {
-    link.connected = true;
+    link.connected = link.connected || kind == Operation::Kind::kProbe;
+    if (kind == Operation::Kind::kMarker) {
+      link.delivered = std::max(link.delivered, operation->covers);
+      if (link.delivered == link.posted) caught_up(link);
+    }
     return;
   }
   link.broken = true;

@@ -16,8 +16,11 @@ class NoRemote {
   void open(Epoch&) {}
   size_t connect() { return 0; }
   std::string unreachable() const { return ""; }
-  Posted write(const WritePart&) { return {}; }
+  Posted write(const WritePart&, const SignalPart*) { return {}; }
   Posted signal(const SignalPart&) { return {}; }
+  bool drain(Ring&, uint64_t&) { return true; }
+  void flush() {}
+  uint64_t undelivered() const { return 0; }
   bool send(uint32_t, const ControlRecord&) { return false; }
   void send_credits() {}
   void abandon(uint32_t) {}
@@ -61,6 +64,7 @@ class Loop {
   bool step_barrier();
   bool settled();
   bool session_quiet() const;
+  void note_undelivered();
   const char* take_record(const Link& link, const ControlRecord& record);
   void take_changes();
   void lose(uint32_t rank, const std::string& text);
@@ -87,6 +91,7 @@ class Loop {
   uint64_t beat_ns_ = 0;
   uint64_t heartbeat_ = 1;
   uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen
+  uint64_t undelivered_ = 0;  // as the proxy says to others
   size_t unconnected_ = 0;
   bool failed_ = false;
   uint64_t changes_ = 0;         // of the epoch's ranks, that were taken note of
@@ -94,6 +99,7 @@ class Loop {
   std::vector<uint8_t> masked_;  // by rank: what was under way to it is given up
 
   // Proxy 0 only.
+  const Session* session_ = nullptr;
   uint64_t barriers_ = 0;  // that the session's rank has left
   uint32_t position_ = 0;
   std::unique_ptr<Delegate> delegate_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "loop.h"
+#include "session.h"
 
 namespace epfabric::agent {
 
@@ -70,8 +71,9 @@ bool Loop<Remote>::advance(Ring& ring) {
     case Op::kBarrier:
       return advance_barrier(ring, held);
     default:
-      // DRAIN: tickets retire in order and a write completes when it is visible at its target, so
-      // this one's turn to retire comes exactly when all earlier ones are.
+      // DRAIN: tickets retire in order, and this one waits for word from each destination that has
+      // not acknowledged all: its turn comes exactly when all earlier ones are visible there.
+      if (!remote_.drain(ring, held.serial)) return false;
       ring.finish();
       return true;
   }
@@ -98,6 +100,9 @@ bool Loop<Remote>::post(To& to, Ring& ring, Held& held) {
   const Write& write = command.write;
   DestinationCount& count = proxy_.destinations_[write.rank];
   const uint64_t size = uint64_t{write.units} * kUnitBytes;
+  uint64_t* value = write.advance != 0 ? &signal_value(ring, write) : nullptr;
+  const SignalPart signal{&ring, write.rank, write.signal, value ? *value + write.advance : 0};
+  bool signalled = false;
   while (held.posted_bytes < size) {
     const WritePart part{&ring,
                          write.rank,
@@ -106,24 +111,35 @@ bool Loop<Remote>::post(To& to, Ring& ring, Held& held) {
                          uint64_t{write.source} * kUnitBytes + held.posted_bytes,
                          uint64_t{write.destination} * kUnitBytes + held.posted_bytes,
                          size - held.posted_bytes};
-    const Posted posted = to.write(part);
+    const Posted posted = to.write(part, value != nullptr ? &signal : nullptr);
     if (posted.bytes == 0) return false;
     if (posted.pending) ring.add_part();
     held.posted_bytes += posted.bytes;
     count.bytes.add(posted.bytes);
     turn_bytes_ += posted.bytes;
+    signalled = posted.signalled;
   }
-  if (write.advance != 0) {
-    uint64_t& value = signal_value(ring, write);
-    const Posted posted = to.signal({&ring, write.rank, write.signal, value + write.advance});
-    if (posted.bytes == 0) return false;
-    if (posted.pending) ring.add_part();
-    value += write.advance;
+  if (value != nullptr) {
+    if (!signalled) {
+      const Posted posted = to.signal(signal);
+      if (posted.bytes == 0) return false;
+      if (posted.pending) ring.add_part();
+    }
+    *value = signal.value;
     count.signals.add(1);
   }
   if (size != 0) count.writes.add(1);
+  note_undelivered();
   ring.finish();
   return true;
+}
+
+// Before the ring moves on: who sees it quiet must also see what is not delivered yet.
+template <class Remote>
+void Loop<Remote>::note_undelivered() {
+  if (remote_.undelivered() == undelivered_) return;
+  undelivered_ = remote_.undelivered();
+  proxy_.undelivered_.store(undelivered_, std::memory_order_release);  // partner: undelivered()
 }
 
 template <class Remote>
@@ -152,11 +168,13 @@ bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
   return true;
 }
 
-// Ring 0 holds the BARRIER; every other ring has to have nothing outstanding and nothing visible.
+// Ring 0 holds the BARRIER; every other ring has to have nothing outstanding and nothing visible,
+// and what all of them wrote has to be visible at its destinations.
 template <class Remote>
 bool Loop<Remote>::session_quiet() const {
   return std::all_of(proxy_.rings_.begin(), proxy_.rings_.end(),
-                     [](const auto& ring) { return ring->index() == 0 || ring->idle(); });
+                     [](const auto& ring) { return ring->index() == 0 || ring->idle(); }) &&
+         session_->delivered();
 }
 
 }  // namespace epfabric::agent

@@ -42,6 +42,10 @@ void Loop<Remote>::turn() {
   if (epoch_ && epoch_->changes() != changes_) take_changes();
   bool worked = proxy_.asked_.load(std::memory_order_acquire) && handle_request();
   remote_.send_credits();
+  if (proxy_.deliver_.load(std::memory_order_relaxed)) {  // partner: ask_delivery()
+    remote_.flush();
+    if (remote_.undelivered() == 0) proxy_.deliver_.store(false, std::memory_order_relaxed);
+  }
   if (proxy_.index_ == 0 && delegate_) worked = step_barrier() || worked;
   worked = serve_rings() > 0 || worked;
   const size_t completions = remote_.poll(
@@ -50,6 +54,7 @@ void Loop<Remote>::turn() {
       [this](uint32_t rank, const std::string& text) { lose(rank, text); },
       [this](int rank, const std::string& text) { fail(rank, text); });
   worked = completions > 0 || worked;
+  note_undelivered();
   for (Ring* ring : order_) worked = ring->retire() || worked;
   if (completions == 0) {
     proxy_.settle_.store((mark | 1) + 1,
@@ -91,6 +96,7 @@ void Loop<Remote>::beat() {
     proxy_.unreachable_ = remote_.unreachable();
     proxy_.unconnected_.store(unconnected_, std::memory_order_release);
   }
+  remote_.flush();  // so that a peer that takes nothing is noticed
   remote_.watch([this](uint32_t rank, const std::string& text) { lose(rank, text); });
   if (delegate_ && epoch_->running() && delegate_->timed_out(now_ns_)) barrier_timed_out();
   if (proxy_.index_ == 0 && epoch_->running()) look_at_pod();
@@ -110,7 +116,9 @@ void Loop<Remote>::look_at_pod() {
 
 template <class Remote>
 bool Loop<Remote>::active() const {
-  if (unconnected_ > 0 || remote_.inflight() > 0 || (delegate_ && delegate_->busy())) return true;
+  if (unconnected_ > 0 || remote_.inflight() + remote_.undelivered() > 0 ||
+      (delegate_ && delegate_->busy()))
+    return true;
   for (const Ring* ring : order_) {
     if (ring->holding()) return true;
   }
@@ -139,6 +147,9 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
   view_ = epoch->view(shape_.rank, shape_.signals);
   loopback_ = LoopbackTransport(shape_.rank, &proxy_.regions_, epoch->targets());
   if (proxy_.index_ == 0) {
+    for (const auto& session : epoch->sessions()) {
+      if (session->shape().rank == shape_.rank) session_ = session.get();
+    }
     position_ = epoch->position_of(shape_.rank);
     if (epoch->delegate_of(epoch->node()) == shape_.rank) {
       delegate_ =

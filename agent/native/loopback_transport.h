@@ -28,7 +28,7 @@ class LoopbackTransport {
 
   bool serves(uint32_t rank) const { return targets_[rank].segments != nullptr; }
 
-  Posted write(const WritePart& part) const {
+  Posted write(const WritePart& part, const SignalPart*) const {
     const std::byte* from = (*own_)[part.source_region].at(part.source);
     std::byte* to = (*targets_[part.rank].regions)[part.destination_region].at(part.destination);
     std::memmove(to, from, part.bytes);  // a rank may write to itself, also overlapping

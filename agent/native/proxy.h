@@ -62,6 +62,9 @@ class Proxy {
 
   // Even: no completion is waiting to be handled. Grows with each turn that ends so.
   uint64_t settle_mark() const { return settle_.load(std::memory_order_acquire); }
+  // Links with writes that their peer has not acknowledged; ask_delivery() makes the thread ask.
+  uint64_t undelivered() const { return undelivered_.load(std::memory_order_acquire); }
+  void ask_delivery() { deliver_.store(true, std::memory_order_relaxed); }
   // Links that are not connected yet; kUnknown before the thread looked.
   static constexpr uint64_t kUnknown = ~uint64_t{0};
   uint64_t unconnected() const { return unconnected_.load(std::memory_order_acquire); }
@@ -104,6 +107,8 @@ class Proxy {
   std::atomic<bool> blocked_{false};
   std::atomic<uint64_t> settle_{0};
   std::atomic<uint64_t> turns_{0};
+  std::atomic<uint64_t> undelivered_{0};
+  std::atomic<bool> deliver_{false};
   std::atomic<uint64_t> unconnected_{kUnknown};
 
   mutable std::mutex mutex_;  // the six below but for changed_

@@ -18,6 +18,7 @@ namespace epfabric::agent {
 struct Held {
   Command command;
   uint64_t posted_bytes = 0;
+  uint64_t serial = 0;   // DRAIN: its name at the transport
   bool entered = false;  // BARRIER
   bool announced = false;
 };

@@ -123,11 +123,23 @@ SessionBlob Session::describe() const {
   return blob;
 }
 
+// A proxy's word covers all that was posted before its ring was seen idle.
+bool Session::delivered() const {
+  bool all = true;
+  for (const auto& proxy : proxies_) {
+    if (proxy->undelivered() == 0) continue;
+    proxy->ask_delivery();
+    all = false;
+  }
+  return all;
+}
+
 bool Session::drain(uint64_t timeout_ns) const {
   return wait_until(timeout_ns, [this] {
     const std::lock_guard lock(mutex_);
     require_open();
-    return std::all_of(rings_.begin(), rings_.end(), [](const auto& ring) { return ring->idle(); });
+    return std::all_of(rings_.begin(), rings_.end(), [](const auto& r) { return r->idle(); }) &&
+           delivered();
   });
 }
 

@@ -34,7 +34,9 @@ class Session {
   SessionBlob describe() const;
   // What the pod maps; nothing that close() takes away.
   Shared share() const;
-  // Waits until nothing is visible or outstanding on any ring.
+  // Whether everything that its rings posted is visible at its destinations; asks for word if not.
+  bool delivered() const;
+  // Waits until nothing is visible or outstanding on any ring, and all of it is delivered.
   bool drain(uint64_t timeout_ns) const;
   // The same of a masked rank, whose visible commands are taken no more.
   bool settle(uint64_t timeout_ns) const;

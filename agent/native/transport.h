@@ -32,10 +32,12 @@ struct SignalPart {
 };
 
 // What became of a part: `bytes` of it are under way (0 = busy, try again); `pending`: the ring's
-// part_done() will be called for it. A signal counts as one byte.
+// part_done() will be called when its source may be reused; `signalled`: its signal went with it. A
+// signal alone counts as one byte.
 struct Posted {
   uint64_t bytes = 0;
   bool pending = false;
+  bool signalled = false;
 };
 
 // What wait_fd() of a transport says instead of a descriptor: there is none to wait on, or there is
@@ -44,8 +46,10 @@ inline constexpr int kNoWaitFd = -1;
 inline constexpr int kPollFirst = -2;
 
 template <class T>
-concept Transport = requires(T transport, const WritePart& write, const SignalPart& signal) {
-  { transport.write(write) } -> std::same_as<Posted>;
+concept Transport = requires(T transport, const WritePart& write, const SignalPart* then,
+                             const SignalPart& signal) {
+  // `then`, if any, is the signal of a WRITE of which this is the rest.
+  { transport.write(write, then) } -> std::same_as<Posted>;
   { transport.signal(signal) } -> std::same_as<Posted>;
 };
 

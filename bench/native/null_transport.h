@@ -38,7 +38,7 @@ class NullTransport : public agent::NoRemote {
   // `late`: a part completes when the proxy polls, as on a network, and not at once.
   explicit NullTransport(bool late) : late_(late) {}
 
-  agent::Posted write(const agent::WritePart& part) {
+  agent::Posted write(const agent::WritePart& part, const agent::SignalPart* = nullptr) {
     tallies_[part.ring->index()].write(part.rank,
                                        uint32_t{part.source_region} << 8 | part.destination_region,
                                        part.source, part.destination, part.bytes);

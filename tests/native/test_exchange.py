@@ -127,6 +127,20 @@ def test_after_a_barrier_nobody_reads_older_data_or_signals(transport: str) -> N
         assert sum(stats["stragglers"].values()) == 1000
 
 
+def test_a_barrier_covers_writes_that_nobody_drained() -> None:
+    """Ring 1 is another proxy's: its writes go by another connection than the barrier's records."""
+    size = 1 << 20
+    with Group([[0], [1]], proxies=2, nbytes=2 * size) as group:
+        for round_ in range(1, 61):
+            for pod in group.pods:
+                pod.regions[0].view(np.uint64)[: size // 8] = round_
+                pod.push(1, write(1 - pod.rank, 0, size, size))
+            meet(group.pods)
+            for pod in group.pods:
+                assert (pod.regions[0].view(np.uint64)[size // 8 :] == round_).all()
+            meet(group.pods)
+
+
 @pytest.mark.parametrize("proxies", [[1, 1, 1], [1, 2, 3], [3, 1, 2]])
 def test_nodes_with_different_numbers_of_proxies_and_ranks_exchange(proxies: list[int]) -> None:
     random = seeded()

@@ -38,7 +38,8 @@ def test_a_closed_peer_fails_the_epoch_with_its_rank(inflight: int) -> None:
         for _ in range(inflight):
             a.push(0, write(2, 0, 0, 65536))
         group.nodes[1].core.close()
-        last = a.push(1, write(2, 0, 0, 16))
+        a.push(1, write(2, 0, 0, 16))
+        last = a.push(1, drain(a.head[1]))
         event = event_of(group.nodes[0])
         assert (event.kind, event.group, event.rank, event.ranks) == ("failed", 1, 2, [2])
         assert "rank 0 lost rank 2" in event.detail

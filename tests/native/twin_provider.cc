@@ -2,7 +2,8 @@
 // to see both ends of a write; every other provider stays libfabric's own. It gives no more than
 // what is asked for: a write's bytes are read and stored when its target polls, a completion
 // without FI_DELIVERY_COMPLETE says nothing of the target, and only a message's own way orders two
-// threads. It splits at 4 KiB, refuses posts at random and holds messages back at random.
+// threads. It splits at 4 KiB, takes one piece a write or two (by chance, for each fabric), refuses
+// posts at random and holds messages back at random.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -65,12 +66,16 @@ class Lane {
   Node* first_;  // consumer; its value was taken
 };
 
-struct Message {
+struct Piece {
   const std::byte* source = nullptr;
   std::vector<std::byte> copy;  // in place of `source`: the caller may reuse that at once
   uint64_t bytes = 0;
   uint64_t offset = 0;
   uint64_t key = 0;
+};
+
+struct Message {
+  std::vector<Piece> pieces;
   uint64_t imm = 0;
   bool has_imm = false;
   bool acknowledge = false;
@@ -119,13 +124,15 @@ Port& port_of(Fid* of) {
 }
 
 void deliver(Port& port, Wire& wire, const Message& message) {
-  const auto found = port.memory.find(message.key);
-  if (found == port.memory.end() || message.offset + message.bytes > found->second.second) {
-    std::fprintf(stderr, "twin: a write outside of registered memory\n");
-    std::abort();
+  for (const Piece& piece : message.pieces) {
+    const auto found = port.memory.find(piece.key);
+    if (found == port.memory.end() || piece.offset + piece.bytes > found->second.second) {
+      std::fprintf(stderr, "twin: a write outside of registered memory\n");
+      std::abort();
+    }
+    std::byte* to = found->second.first + piece.offset;
+    std::memcpy(to, piece.copy.empty() ? piece.source : piece.copy.data(), piece.bytes);
   }
-  std::byte* to = found->second.first + message.offset;
-  std::memcpy(to, message.copy.empty() ? message.source : message.copy.data(), message.bytes);
   if (message.has_imm) {
     fi_cq_data_entry entry{};
     entry.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
@@ -167,17 +174,20 @@ ssize_t write_message(fid_ep* endpoint, const fi_msg_rma* message, uint64_t flag
   Wire& wire = *port.wires[message->addr];
   if (wire.under_way >= kMostUnderWay || port.random() % 16 == 0) return -FI_EAGAIN;
   Message out;
-  out.source = static_cast<const std::byte*>(message->msg_iov[0].iov_base);
-  out.bytes = message->msg_iov[0].iov_len;
-  out.offset = message->rma_iov[0].addr;
-  out.key = message->rma_iov[0].key;
   out.imm = message->data;
   out.has_imm = (flags & FI_REMOTE_CQ_DATA) != 0;
   out.acknowledge = (flags & FI_DELIVERY_COMPLETE) != 0;
   out.context = message->context;
-  if (out.bytes > kMaxMessage) return -FI_EMSGSIZE;
-  if (!out.acknowledge || (flags & FI_INJECT) != 0)
-    out.copy.assign(out.source, out.source + out.bytes);
+  const bool copies = !out.acknowledge || (flags & FI_INJECT) != 0;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < message->iov_count; ++i) {
+    const auto* source = static_cast<const std::byte*>(message->msg_iov[i].iov_base);
+    const fi_rma_iov& to = message->rma_iov[i];
+    out.pieces.push_back({source, {}, to.len, to.addr, to.key});
+    if (copies) out.pieces.back().copy.assign(source, source + to.len);
+    bytes += to.len;
+  }
+  if (bytes > kMaxMessage) return -FI_EMSGSIZE;
   if (out.acknowledge) wire.under_way += 1;
   if (!out.acknowledge && (flags & FI_COMPLETION) != 0) complete(port, out.context);
   wire.messages.push(std::move(out));
@@ -327,6 +337,7 @@ extern "C" int fi_getinfo(uint32_t version, const char* node, const char* servic
     return own<decltype(fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, out);
   *out = ::fi_dupinfo(hints);
   (*out)->ep_attr->max_msg_size = kMaxMessage;
+  (*out)->tx_attr->iov_limit = (*out)->tx_attr->rma_iov_limit = 1 + std::random_device{}() % 2;
   (*out)->domain_attr->mr_mode = 0;  // offsets, and keys of the caller's choice
   (*out)->domain_attr->mr_key_size = sizeof(uint64_t);
   (*out)->domain_attr->cq_data_size = sizeof(uint64_t);
