@@ -5,7 +5,7 @@ BOOTSTRAP := bash tests/harness/bootstrap.sh
 RUN := PYTHONPATH=tests:examples .venv/bin/python
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test check bench cluster
+.PHONY: help demo test check bench cluster gpu
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,3 +33,11 @@ bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
 cluster: ## a control plane for hands-on use, until Ctrl-C
 	@$(BOOTSTRAP)
 	@$(RUN) -m harness.cluster
+
+gpu: ## tests and benches on this machine's GPU (PYTHON=python3: with the packages of that one)
+ifdef PYTHON
+	@PYTHONPATH=tests:bench:crds:agent:kernels:kernels/host:$$PYTHONPATH $(PYTHON) -m harness.gpu
+else
+	@$(BOOTSTRAP)
+	@PYTHONPATH=tests:bench .venv/bin/python -m harness.gpu
+endif

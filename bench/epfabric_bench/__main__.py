@@ -35,10 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.bench) - set(BENCHES):
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
-    failed = []
+    missing = {n: why for n in chosen.bench or BENCHES if (why := BENCHES[n].missing())}
+    for name, why in missing.items():
+        print(f"== left out: {name} ({why})", file=sys.stderr)
+    failed = [f"{name}: {missing[name]}" for name in chosen.bench if name in missing]
+    runnable = [name for name in chosen.bench or BENCHES if name not in missing]
     try:
-        native.build(lambda text: print(f"== {text}", file=sys.stderr, flush=True))
-        for name in chosen.bench or BENCHES:
+        if runnable:
+            native.build(lambda text: print(f"== {text}", file=sys.stderr, flush=True))
+        for name in runnable:
             failed += run(BENCHES[name], Run(small=chosen.small), chosen.output)
             if chosen.plot:
                 print(f"drew {draw(chosen.output / f'{name}.samples.json')}")

@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "compiler": first_line("g++", "--version"),
-        "epfabric": version("epfabric-agent"),
+        "gpu": first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+        "epfabric": epfabric_version(),
         "libfabric": first_line("pkg-config", "--modversion", "libfabric"),
         "commit": commit(),
         "load_before": load(),
@@ -30,6 +31,14 @@ def describe() -> dict[str, Any]:
 
 def finish(machine: dict[str, Any]) -> dict[str, Any]:
     return {**machine, "load_after": load()}
+
+
+def epfabric_version() -> str:
+    """Empty where the sources are used without being installed."""
+    try:
+        return version("epfabric-agent")
+    except PackageNotFoundError:
+        return ""
 
 
 def cpu_model() -> str:

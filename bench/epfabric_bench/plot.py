@@ -1,11 +1,12 @@
 """Draws a bench's samples; for `make bench PLOT=1`.
 
-Drawing needs matplotlib, which nothing else does: `draw()` runs this file in an environment of its
-own, made from the dependency group `bench` of uv.lock.
+Drawing needs matplotlib, which nothing else does: where this interpreter has none, `draw()` runs
+this file in an environment of its own, made from the dependency group `bench` of uv.lock.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -24,12 +25,8 @@ class PlotError(Exception):
 def draw(samples: Path) -> Path:
     """Writes <bench>.svg beside `samples`, a file that __main__.py wrote."""
     target = samples.with_name(samples.name.replace(".samples.json", ".svg"))
-    uv = next(cache().glob("uv-*/bin/uv"), None)
-    if uv is None:
-        raise PlotError("uv is not in the cache: bash tests/harness/bootstrap.sh installs it")
-    command = [str(uv), "run", "--frozen", "--isolated", "--only-group", "bench", "python"]
     done = subprocess.run(
-        [*command, __file__, str(samples), str(target)],
+        [*interpreter(), __file__, str(samples), str(target)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,6 +36,16 @@ def draw(samples: Path) -> Path:
     if done.returncode != 0:
         raise PlotError(f"drawing {samples.name} failed: {done.stderr[-2000:]}")
     return target
+
+
+def interpreter() -> list[str]:
+    """A Python that has matplotlib."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return [sys.executable]
+    uv = next(cache().glob("uv-*/bin/uv"), None)
+    if uv is None:
+        raise PlotError("uv is not in the cache: bash tests/harness/bootstrap.sh installs it")
+    return [str(uv), "run", "--frozen", "--isolated", "--only-group", "bench", "python"]
 
 
 def cache() -> Path:

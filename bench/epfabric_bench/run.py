@@ -36,9 +36,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """`measure` returns raw samples; `limits` are what the results have to reach."""
+    """`measure` returns raw samples; `limits` are what the results have to reach.
+
+    `missing` says what this machine lacks for it, or nothing.
+    """
 
     name: str
     about: str
     measure: Callable[[Run], list[Line]]
     limits: tuple[Limit, ...] = ()
+    missing: Callable[[], str | None] = lambda: None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -31,6 +32,10 @@ def no_root() -> str | None:
     return None if os.geteuid() == 0 else "needs root, for mounts"
 
 
+def no_gpu() -> str | None:
+    return None if shutil.which("nvidia-smi") else "no NVIDIA GPU here; `make gpu` where one is"
+
+
 TIERS = (
     Tier("repo", needs_builds=False),
     Tier("unit", needs_builds=False),
@@ -38,6 +43,7 @@ TIERS = (
     Tier("native", needs_builds=False),
     Tier("agent", needs_builds=False),
     Tier("bench", needs_builds=False),
+    Tier("gpu", needs_builds=False, missing=no_gpu),
     Tier("cluster", needs_builds=True, missing=no_root),
     Tier("contract", needs_builds=True, missing=no_root),
     Tier("chart", needs_builds=True, missing=no_root),

@@ -12,7 +12,10 @@ HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "kernels/epfabric/include"
 HEADERS = sorted(p.name for p in (INCLUDE / "epfabric").glob("*.h"))
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-KERNELS = ["push_batch", "push_others", "take_one", "wait_for"]
+KERNELS = {
+    "push_kernel.cu": ["push_batch", "push_others", "take_one", "wait_for"],
+    "device_kernel.cu": ["push_shared", "push_owned", "wait_all"],
+}
 
 
 def run(*command: str) -> str:
@@ -63,21 +66,40 @@ def entry(ptx: str, kernel: str) -> str:
     return ptx[ptx.index(f".entry {kernel}(") :].split(".visible")[0]
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
-def test_nvrtc_makes_a_kernel_of_every_device_path(architecture: str) -> None:
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+
+
+def to_ptx(source: str, architecture: str) -> str:
     nvrtc = Nvrtc()
     assert nvrtc.version >= (12, 8)
-    ptx, code = nvrtc.compile(
-        HERE / "push_kernel.cu", f"-arch={architecture}", f"-I{INCLUDE}", "-std=c++20"
-    )
+    ptx, code = nvrtc.compile(HERE / source, f"-arch={architecture}", f"-I{INCLUDE}", "-std=c++20")
     assert code.startswith(b"\x7fELF"), "the assembler saw the PTX of platform.h"
-    assert all(f".entry {kernel}(" in ptx for kernel in KERNELS)
+    assert all(f".entry {kernel}(" in ptx for kernel in KERNELS[source])
+    return ptx
+
+
+def count(pattern: str, text: str) -> int:
+    return len(re.findall(pattern, text))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_makes_a_kernel_of_every_device_path(architecture: str) -> None:
+    ptx = to_ptx("push_kernel.cu", architecture)
     push = entry(ptx, "push_batch")
-    assert len(re.findall(r"fence\.acq_rel\.sys", push)) == 1, "the fence is paid once a batch"
-    assert re.search(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", push), (
-        "a slot is one 16-byte store"
-    )
+    assert count(r"fence\.acq_rel\.sys", push) == 1, "the fence is paid once a batch"
+    assert count(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", push), "a slot is one 16-byte store"
     assert "globaltimer" in entry(ptx, "wait_for"), "a wait is bounded by the GPU's own clock"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_warp_pays_one_fence_and_one_atomic_for_all_its_commands(architecture: str) -> None:
+    ptx = to_ptx("device_kernel.cu", architecture)
+    shared, owned = entry(ptx, "push_shared"), entry(ptx, "push_owned")
+    # One in each: before the slots. The shared ring has another, where it has waited for room.
+    assert (count(r"fence\.acq_rel\.sys", shared), count(r"fence\.acq_rel\.sys", owned)) == (2, 1)
+    assert (count(r"\batom\.", shared), count(r"\batom\.", owned)) == (1, 0)
+    assert count(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", shared) == 1
+    assert count(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", owned) == 1
 
 
 def hip_targets() -> list[str]:
@@ -90,18 +112,19 @@ def hip_targets() -> list[str]:
     return ["gfx942", *(["gfx950"] if "gfx950" in known else [])]
 
 
-def test_hip_makes_a_kernel_of_every_device_path(tmp_path: Path) -> None:
-    source = str(HERE / "push_kernel.cu")
+@pytest.mark.parametrize("source", KERNELS)
+def test_hip_makes_a_kernel_of_every_device_path(source: str, tmp_path: Path) -> None:
+    path = str(HERE / source)
     base = ["clang-19", "-x", "hip", "-nogpuinc", "-nogpulib", "-std=c++20", *WARNINGS,
             f"-I{INCLUDE}"]  # fmt: skip
     for target in hip_targets():
         out = tmp_path / f"{target}.s"
-        run(*base, f"--offload-arch={target}", "--cuda-device-only", "-O2", "-S", source,
+        run(*base, f"--offload-arch={target}", "--cuda-device-only", "-O2", "-S", path,
             "-o", str(out))  # fmt: skip
         text = out.read_text()
-        assert all(f"{kernel}:" in text for kernel in KERNELS)
+        assert all(f"{kernel}:" in text for kernel in KERNELS[source])
         assert "buffer_wbl2" in text, "the release fence reaches system scope"
-        run(*base, f"--offload-arch={target}", "--cuda-host-only", "-fsyntax-only", source)
+        run(*base, f"--offload-arch={target}", "--cuda-host-only", "-fsyntax-only", path)
 
 
 def test_only_platform_h_knows_the_machine() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import fifo, proxy
+from . import fifo, gpu_fifo, proxy
 
-BENCHES: dict[str, Bench] = {bench.name: bench for bench in (fifo.BENCH, proxy.BENCH)}
+BENCHES: dict[str, Bench] = {
+    bench.name: bench for bench in (fifo.BENCH, proxy.BENCH, gpu_fifo.BENCH)
+}

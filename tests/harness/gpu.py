@@ -1,0 +1,72 @@
+"""Tests and benches that need a GPU, on the machine that has one; for `make gpu`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "gpu"
+# Compiled here where the packages of another interpreter are used: module → its source, its home.
+NATIVE = {
+    "epfabric_agent._native": (ROOT / "agent", ROOT / "agent"),
+    "epfabric_host._producer": (ROOT / "kernels/host", ROOT / "kernels/host"),
+}
+
+TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")
+SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
+    parser.add_argument("--no-bench", action="store_true", help="only the tests")
+    options = parser.parse_args()
+    if shutil.which("nvidia-smi") is None:
+        say("no NVIDIA GPU here (nvidia-smi is not on PATH): run this where one is")
+        return 1
+    subprocess.run(["nvidia-smi", "-L"], check=False, timeout=60)
+    for module, (source, home) in NATIVE.items():
+        if importlib.util.find_spec(module) is None:
+            say(f"building {module}")
+            build(source, home)
+    code = run("pytest", *TESTS)
+    if code == 0 and shutil.which("compute-sanitizer") is not None:
+        say("the same under compute-sanitizer, on one node")
+        code = run("pytest", *TESTS, "-k", "not tcp", under=SANITIZER)
+    if code == 0 and not options.no_bench:
+        code = run("epfabric_bench", "--plot", "gpu_fifo")
+    return code
+
+
+def build(source: Path, home: Path) -> None:
+    """Builds a native module in place, with the nanobind of this interpreter."""
+    folder = BUILD / source.name
+    nanobind = subprocess.run(
+        [sys.executable, "-m", "nanobind", "--cmake_dir"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    configure = ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja"]
+    configure += ["-DCMAKE_BUILD_TYPE=Release", f"-Dnanobind_ROOT={nanobind}"]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+    install = ["cmake", "--install", str(folder), "--prefix", str(home)]
+    for command in (configure, ["cmake", "--build", str(folder)], install):
+        subprocess.run(command, check=True, timeout=600)
+
+
+def run(module: str, *arguments: str, under: tuple[str, ...] = ()) -> int:
+    """The exit code of `python -m module`; what it prints is shown as it comes."""
+    command = [*under, sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False, env=os.environ, timeout=1800).returncode
+
+
+def say(text: str) -> None:
+    print(f"== {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
