@@ -43,11 +43,6 @@ struct Command {
   uint8_t destination_region = 0;
 };
 
-struct Checked {
-  Refusal refusal;
-  Command command;
-};
-
 // Index of the region that holds all of [begin, begin + size), or -1.
 inline int region_of(std::span<const Extent> regions, uint64_t begin, uint64_t size) {
   for (size_t i = 0; i < regions.size(); ++i) {
@@ -74,66 +69,71 @@ inline Refusal check_destination(const SessionView& view, const Write& write) {
   return Refusal::kNone;
 }
 
-inline Checked check_write(const Slot& slot, const SessionView& view) {
+inline Refusal check_write(const Slot& slot, const SessionView& view, Command& out) {
   const Write write = unpack_write(slot);
-  const auto refuse = [](Refusal refusal) { return Checked{refusal, {}}; };
-  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return refuse(bad);
-  if (write.advance == 0 && write.signal != 0) return refuse(Refusal::kUnusedField);
-  if (write.signal >= view.signals) return refuse(Refusal::kSignalOutOfRange);
+  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return bad;
+  if (write.advance == 0 && write.signal != 0) return Refusal::kUnusedField;
+  if (write.signal >= view.signals) return Refusal::kSignalOutOfRange;
   const uint64_t size = uint64_t{write.units} * kUnitBytes;
   const int from = region_of(view.own, uint64_t{write.source} * kUnitBytes, size);
-  if (from < 0) return refuse(Refusal::kSourceOutOfRegion);
+  if (from < 0) return Refusal::kSourceOutOfRegion;
   const int to =
       region_of(view.regions[write.rank], uint64_t{write.destination} * kUnitBytes, size);
-  if (to < 0) return refuse(Refusal::kDestinationOutOfRegion);
-  return {Refusal::kNone,
-          {Op::kWrite, write, 0, static_cast<uint8_t>(from), static_cast<uint8_t>(to)}};
+  if (to < 0) return Refusal::kDestinationOutOfRegion;
+  out.op = Op::kWrite;
+  out.write = write;
+  out.source_region = static_cast<uint8_t>(from);
+  out.destination_region = static_cast<uint8_t>(to);
+  return Refusal::kNone;
 }
 
-inline Checked check_signal(const Slot& slot, const SessionView& view) {
-  Write write = unpack_write(slot);
-  const auto refuse = [](Refusal refusal) { return Checked{refusal, {}}; };
-  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return refuse(bad);
+inline Refusal check_signal(const Slot& slot, const SessionView& view, Command& out) {
+  const Write write = unpack_write(slot);
+  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return bad;
   if (write.source != 0 || write.destination != 0 || write.units != 1) {
-    return refuse(Refusal::kUnusedField);
+    return Refusal::kUnusedField;
   }
-  if (write.advance == 0) return refuse(Refusal::kNoAdvance);
-  if (write.signal >= view.signals) return refuse(Refusal::kSignalOutOfRange);
-  write.units = 0;
-  return {Refusal::kNone, {Op::kSignal, write}};
+  if (write.advance == 0) return Refusal::kNoAdvance;
+  if (write.signal >= view.signals) return Refusal::kSignalOutOfRange;
+  out.op = Op::kSignal;
+  out.write = write;
+  out.write.units = 0;
+  return Refusal::kNone;
 }
 
 }  // namespace detail
 
 // Checks the command in `slot` (without lap bits), which is the ring's `ticket`th. CAS is decided
-// by its first slot; the ring looks at its second.
-inline Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view) {
-  const auto refuse = [](Refusal refusal) { return Checked{refusal, {}}; };
+// by its first slot; the ring looks at its second. An accepted command is unpacked into `out`: its
+// op, and the fields that belong to it.
+inline Refusal check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view,
+                     Command& out) {
   const Op op = op_of(slot.lo);
-  if (op == Op::kInvalid) return refuse(Refusal::kBadOp);
-  if (flag_of(slot.lo)) return refuse(Refusal::kReservedFlag);
+  if (op == Op::kInvalid) return Refusal::kBadOp;
+  if (flag_of(slot.lo)) return Refusal::kReservedFlag;
   switch (op) {
     case Op::kWrite:
-      return detail::check_write(slot, view);
+      return detail::check_write(slot, view, out);
     case Op::kSignal:
-      return detail::check_signal(slot, view);
-    case Op::kDrain: {
+      return detail::check_signal(slot, view, out);
+    case Op::kDrain:
       if (slot.hi != 0 || (slot.lo & ~field::kLow32) != head_of(Op::kDrain, 0)) {
-        return refuse(Refusal::kUnusedField);
+        return Refusal::kUnusedField;
       }
-      const uint64_t until = drain_until(ticket, static_cast<uint32_t>(slot.lo));
-      if (until == kNoTicket) return refuse(Refusal::kBadDrain);
-      return {Refusal::kNone, {Op::kDrain, {}, until}};
-    }
+      out.until = drain_until(ticket, static_cast<uint32_t>(slot.lo));
+      if (out.until == kNoTicket) return Refusal::kBadDrain;
+      out.op = Op::kDrain;
+      return Refusal::kNone;
     case Op::kBarrier:
-      if (slot.hi != 0 || slot.lo != head_of(Op::kBarrier, 0)) return refuse(Refusal::kUnusedField);
-      if (ring != 0) return refuse(Refusal::kUnsupported);
-      if (view.departed->load(std::memory_order_acquire)) return refuse(Refusal::kRankLeft);
-      return {Refusal::kNone, {Op::kBarrier}};
+      if (slot.hi != 0 || slot.lo != head_of(Op::kBarrier, 0)) return Refusal::kUnusedField;
+      if (ring != 0) return Refusal::kUnsupported;
+      if (view.departed->load(std::memory_order_acquire)) return Refusal::kRankLeft;
+      out.op = Op::kBarrier;
+      return Refusal::kNone;
     case Op::kCasSwap:
-      return refuse(Refusal::kHalfCas);
+      return Refusal::kHalfCas;
     default:
-      return refuse(Refusal::kUnsupported);
+      return Refusal::kUnsupported;
   }
 }
 

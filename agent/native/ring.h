@@ -53,16 +53,17 @@ class Ring {
       Slot second{};
       const bool cas = op_of(slot.lo) == Op::kCas;
       if (cas && !consumer_.peek(1, second)) return false;  // both slots or none
-      const Checked checked = check(slot, consumer_.next, index_, view);
-      if (checked.refusal == Refusal::kNone) {
-        held_ = Held{checked.command};
+      const Refusal refusal = check(slot, consumer_.next, index_, view, held_.command);
+      if (refusal == Refusal::kNone) {
+        held_.posted_bytes = 0;
+        held_.entered = held_.announced = false;
         holding_ = true;
-        window_[consumer_.next & (depth_ - 1)] = {0, checked.command.op};
+        window_[consumer_.next & (depth_ - 1)] = {0, held_.command.op};
         return true;
       }
       const bool half = cas && op_of(second.lo) != Op::kCasSwap;
       const uint32_t slots = cas && !half ? 2 : 1;
-      note_refusal(half ? Refusal::kHalfCas : checked.refusal, slots);
+      note_refusal(half ? Refusal::kHalfCas : refusal, slots);
       for (uint32_t i = 0; i < slots; ++i) pass_over();
       budget -= 1;
     }
@@ -160,10 +161,10 @@ class Ring {
   }
 
   void count_op(Op op) {
-    if (op == Op::kWrite) count_.writes.add(1);
-    if (op == Op::kSignal) count_.signals.add(1);
-    if (op == Op::kDrain) count_.drains.add(1);
-    if (op == Op::kBarrier) count_.barriers.add(1);
+    if (op == Op::kWrite) return count_.writes.add(1);
+    if (op == Op::kSignal) return count_.signals.add(1);
+    if (op == Op::kDrain) return count_.drains.add(1);
+    if (op == Op::kBarrier) return count_.barriers.add(1);
   }
 
   const uint32_t index_;

@@ -129,9 +129,10 @@ class Bare {
   uint32_t drain(uint32_t ring) {
     Consumer& consumer = consumers_[ring];
     uint32_t got = 0;
+    Command command;
     for (Slot slot; got < kBatch && consumer.peek(0, slot); ++got) {
-      const Checked checked = check(slot, consumer.next++, ring, view_);
-      if (checked.refusal == Refusal::kNone) hand_over(ring, checked.command);
+      const Refusal refusal = check(slot, consumer.next++, ring, view_, command);
+      if (refusal == Refusal::kNone) hand_over(ring, command);
     }
     platform::store_release(&segments_.counters(ring)->tail, consumer.next);
     platform::store_release(&segments_.counters(ring)->completed, consumer.next);

@@ -14,6 +14,17 @@ namespace {
 
 constexpr uint64_t kUnit = kUnitBytes;
 
+struct Checked {
+  Refusal refusal;
+  Command command;
+};
+
+Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view) {
+  Checked out{};
+  out.refusal = check(slot, ticket, ring, view, out.command);
+  return out;
+}
+
 // World of 3; rank 1 has two regions with a gap, rank 2 none.
 struct World {
   std::array<Extent, 1> own{{{0, 65536}}};
