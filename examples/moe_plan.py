@@ -9,6 +9,7 @@ the token in bfloat16. A combine row is the float32 sum of one token's experts o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,22 +168,25 @@ def partial_sums(shape: Shape, rank: int, values: Floats, experts: Ints, weights
     return total
 
 
-def sum_in_rank_order(shape: Shape, sent: Source, rows: list[Floats]) -> Floats:
-    """Adds the combine rows of all ranks, rank 0 first; rows[r] belongs to sent.to_rank[r]."""
+def sum_in_rank_order(sent: Source, rows: dict[int, Floats]) -> Floats:
+    """Adds the combine rows by rank, ascending; rows[r] belongs to sent.to_rank[r]."""
     total = np.zeros(sent.bfloat.shape, np.float32)
-    for rank in range(shape.world_size):
+    for rank in sorted(rows):
         total[sent.to_rank[rank]] += rows[rank]
     return total
 
 
-def reference(shape: Shape, sent: Source) -> Floats:
-    """What the exchange must give the sender, computed without any exchange."""
+def reference(shape: Shape, sent: Source, ranks: Iterable[int] | None = None) -> Floats:
+    """What the exchange must give the sender, computed without any exchange; by default of all
+    ranks, else of those that had a part in it."""
     values = widen(sent.bfloat)
-    rows = [
-        partial_sums(shape, rank, values[chosen], sent.experts[chosen], sent.weights[chosen])
-        for rank, chosen in enumerate(sent.to_rank)
-    ]
-    return sum_in_rank_order(shape, sent, rows)
+    rows = {}
+    for rank in range(shape.world_size) if ranks is None else ranks:
+        chosen = sent.to_rank[rank]
+        rows[rank] = partial_sums(
+            shape, rank, values[chosen], sent.experts[chosen], sent.weights[chosen]
+        )
+    return sum_in_rank_order(sent, rows)
 
 
 def unpack_rows(shape: Shape, rows: Bytes) -> tuple[Floats, Ints, Floats]:

@@ -5,7 +5,8 @@
 
 Each iteration dispatches every token to the ranks of its experts, runs the experts there, and
 combines the results at the token's home. What arrived is compared with what moe_plan.py computes
-from the seed. Prints one line of JSON; the exit status is 0 only if everything was right.
+from the seed. Where the fabric masks lost ranks, the others go on without their tokens and experts.
+Prints one line of JSON; the exit status is 0 only if everything was right.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +58,8 @@ class Rank:
         self.tally = Tally(np.zeros(shape.world_size, np.int64))
         self.most_rows = np.zeros(shape.world_size, np.int64)
         self.last_ticket: dict[int, int] = {}
+        self.lost: set[int] = set()
+        self.partners: list[int] = []  # whose sums the last combine had
 
     def rows(self, start: int, count: int, row: int) -> Bytes:
         """count rows of row bytes from start on."""
@@ -88,12 +92,17 @@ class Rank:
         for index in self.last_ticket:
             self.session.ring(index).flush()
 
-    def wait(self, rank: int, word: int, more: int) -> None:
-        """Waits until a word that rank writes here has grown by more since the last wait."""
+    def wait(self, rank: int, word: int, more: int) -> bool:
+        """Waits until a word that rank writes here has grown by more since the last wait.
+
+        False for ever after the rank was masked before that.
+        """
         target = self.tally.waited_for.get((rank, word), 0) + more
         self.tally.waited_for[rank, word] = target
         ring = (self.me + rank) % self.session.rings
-        self.session.wait_signal(rank, ring, word, target)
+        if rank in self.lost or not self.session.wait_signal(rank, ring, word, target):
+            self.lost.add(rank)
+        return rank not in self.lost
 
     def verify(self, got: NDArray[Any], expected: NDArray[Any], what: str) -> None:
         """Bit-equality; a difference says where the first wrong byte lies."""
@@ -110,6 +119,8 @@ class Rank:
         self.rows(self.areas.staging, len(mine.rows), row)[:] = mine.rows
         counts = self.rows(self.areas.count_staging, self.shape.world_size, COUNT_BYTES)
         for rank, tokens in enumerate(mine.to_rank):
+            if rank in self.lost:
+                continue
             counts[rank] = np.array([len(tokens), self.me, 0, 0], "<u4").view(np.uint8)
             self.write(
                 rank,
@@ -126,10 +137,12 @@ class Rank:
 
     def serve(self, source_rank: int, iteration: int) -> None:
         """Receives one rank's tokens, checks them, runs the experts, sends the sums back."""
-        self.wait(source_rank, COUNT, 1)
+        if not self.wait(source_rank, COUNT, 1):
+            return
         cell = self.areas.counts + source_rank * COUNT_BYTES
         count, sender, _, _ = self.region.array[cell : cell + COUNT_BYTES].view("<u4")
-        self.wait(source_rank, ROW, int(count))
+        if not self.wait(source_rank, ROW, int(count)):
+            return
         shape = self.shape
         received = self.pair_area(self.areas.received, source_rank, shape.dispatch_row)
         rows = self.rows(received, int(count), shape.dispatch_row)
@@ -155,18 +168,18 @@ class Rank:
     def combine(self, mine: Source) -> None:
         """Receives the sums of this rank's tokens and adds them in rank order."""
         size = self.shape.combine_row
-        rows: list[Floats] = []
+        rows: dict[int, Floats] = {}
         for rank, tokens in enumerate(mine.to_rank):
-            self.wait(rank, COMBINED, len(tokens))
-            self.wait(rank, DONE, 1)
-            start = self.pair_area(self.areas.combined, rank, size)
-            rows.append(self.rows(start, len(tokens), size).view(np.float32))
-        total = moe_plan.sum_in_rank_order(self.shape, mine, rows)
-        self.verify(total, moe_plan.reference(self.shape, mine), "combined tokens")
+            if self.wait(rank, COMBINED, len(tokens)) and self.wait(rank, DONE, 1):
+                start = self.pair_area(self.areas.combined, rank, size)
+                rows[rank] = self.rows(start, len(tokens), size).view(np.float32)
+        self.partners = list(rows)
+        total = moe_plan.sum_in_rank_order(mine, rows)
+        self.verify(total, moe_plan.reference(self.shape, mine, rows), "combined tokens")
         self.tally.rows_verified += len(total)
 
     def exchange(self, iteration: int) -> None:
-        """One iteration. DONE of every rank means that all areas may be written again."""
+        """One iteration. DONE of every other rank means that all areas may be written again."""
         mine = moe_plan.source(self.shape, self.me, iteration)
         self.dispatch(mine)
         for step in range(self.shape.world_size):
@@ -177,25 +190,33 @@ class Rank:
 
     def check_untouched(self) -> None:
         """Rows that nobody may have written still hold what was put there first."""
-        for rank in range(self.shape.world_size):
+        for rank in set(range(self.shape.world_size)) - self.session.masked_ranks():
             start = self.pair_area(self.areas.received, rank, self.shape.dispatch_row)
             rows = self.rows(start, self.shape.tokens, self.shape.dispatch_row)
             if (rows[self.most_rows[rank] :] != CANARY).any():
                 raise WrongBytes(f"rank {rank} wrote behind its last row")
 
 
-def run(session: epfabric.Session, shape: Shape, iterations: int, barriers: int) -> dict[str, Any]:
+def run(
+    session: epfabric.Session,
+    shape: Shape,
+    iterations: int,
+    barriers: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """The whole program of a rank; returns the result that is printed."""
     rank = Rank(session, shape)
     session.join()
     session.barrier()
     begin = time.perf_counter()
     for iteration in range(iterations):
+        progress(f"iteration {iteration}")
         rank.exchange(iteration)
     exchanged = time.perf_counter()
     session.barrier()
     rank.check_untouched()
     entered = time.perf_counter()
+    progress(f"{barriers} barriers")
     for _ in range(barriers):
         session.barrier()
     end = time.perf_counter()
@@ -211,6 +232,8 @@ def run(session: epfabric.Session, shape: Shape, iterations: int, barriers: int)
         "rows_verified": tally.rows_verified,
         "sent_bytes": [int(n) for n in tally.sent_bytes],
         "commands": tally.commands,
+        "partners": rank.partners,
+        "masked": sorted(session.masked_ranks()),
         "exchange_seconds": exchanged - begin,
         "barriers": barriers,
         "barrier_seconds": end - entered,
@@ -234,8 +257,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--iterations", type=int, default=4, help="dispatches and combines (4)")
     add("--barriers", type=int, default=1000, help="barriers after the exchange (1000)")
     add("--hold-s", type=float, default=0.0, help="seconds to stay in the group at the end (0)")
+    add("--progress", action="store_true", help="tell on standard error what is being done")
     add("--timeout-s", type=float, default=120.0, help="bound of each wait (120)")
     return parser.parse_args(arguments)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -255,7 +283,8 @@ def main() -> int:
                 seed=options.seed,
                 idle_ranks=frozenset(int(r) for r in options.idle_ranks.split(",") if r),
             )
-            result = run(session, shape, options.iterations, options.barriers)
+            work = options.iterations, options.barriers
+            result = run(session, shape, *work, say if options.progress else lambda text: None)
             time.sleep(options.hold_s)
     except (epfabric.SessionError, WrongBytes, ValueError) as error:
         print(json.dumps({"ok": False, "rank": rank, "error": str(error)}), flush=True)

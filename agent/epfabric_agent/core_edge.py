@@ -70,8 +70,6 @@ class CoreEdge:
             _log.warning("the core says: %s: %s", event.kind, event.detail)
             for part in self._hub.parts.values():
                 if part.epoch is not None and part.epoch.handle == event.group:
-                    task = asyncio.create_task(
-                        part.broken(event.group, event.ranks, event.detail, event.rank)
-                    )
+                    task = asyncio.create_task(part.hear(event))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)

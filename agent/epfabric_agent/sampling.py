@@ -86,9 +86,15 @@ class Sampler:
             epoch = part.epoch
             if epoch is not None:
                 namespace, _, name = group.partition("/")
-                stats = core.barrier_stats(epoch.handle)
+                coordinates = self._hub.coordinator(group) is not None
                 samples.append(
-                    barrier_sample(stats, namespace=namespace, group=name, handle=epoch.handle)
+                    barrier_sample(
+                        core.barrier_stats(epoch.handle),
+                        namespace=namespace,
+                        group=name,
+                        handle=epoch.handle,
+                        masked=len(epoch.masked) if coordinates else None,
+                    )
                 )
         return samples
 

@@ -146,7 +146,8 @@ bool Session::drain(uint64_t timeout_ns) const {
 bool Session::settle(uint64_t timeout_ns) const {
   return wait_until(timeout_ns, [this] {
     return std::all_of(rings_.begin(), rings_.end(),
-                       [](const auto& ring) { return ring->taken() == ring->retired(); });
+                       [](const auto& ring) { return ring->taken() == ring->retired(); }) &&
+           delivered();
   });
 }
 

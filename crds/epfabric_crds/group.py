@@ -43,6 +43,7 @@ class EPGroupStatus:
     phase: Literal["Forming", "Ready", "Completed", "Failed"] | None = None
     reason: str | None = None
     epoch: int | None = None
+    masked: str | None = None
     coordinator: Coordinator | None = None
     nodes: tuple[GroupNode, ...] = ()
     barriers: BarrierStatistics | None = None

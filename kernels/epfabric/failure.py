@@ -10,7 +10,7 @@ from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _SLICE_NS = 200_000_000  # between two chances for Python to run signal handlers
 _REASON_GRACE_S = 1.0
-_DONE, _ABORTED = 0, 1
+_DONE, _ABORTED, _MASKED = 0, 1, 3
 
 
 class Failure:
@@ -52,8 +52,8 @@ class Failure:
 
 def wait_until(
     attempt: Callable[[int], int], failure: Failure, timeout_s: float, waits_for: str
-) -> None:
-    """Calls attempt(timeout_ns) until it reports done.
+) -> bool:
+    """Calls attempt(timeout_ns) until it reports done; False where it reports a masked rank.
 
     Raises GroupFailed if an abort word was set or the session has failed, SessionError if it was
     closed, Timeout (which names waits_for) after timeout_s.
@@ -63,8 +63,8 @@ def wait_until(
         over = failure.happened
         left = deadline - time.monotonic_ns()
         status = attempt(0 if over else max(0, min(left, _SLICE_NS)))
-        if status == _DONE:
-            return
+        if status in (_DONE, _MASKED):
+            return status == _DONE
         if over or status == _ABORTED:
             raise failure.error()
         if left <= _SLICE_NS:

@@ -138,19 +138,31 @@ class Session:
 
     def wait_signal(
         self, src_rank: int, ring: int, index: int, at_least: int, timeout_s: float | None = None
-    ) -> None:
-        """Waits until a signal word has reached at_least. Raises Timeout or GroupFailed."""
+    ) -> bool:
+        """Waits until a signal word has reached at_least. Raises Timeout or GroupFailed.
+
+        False: src_rank is masked and its word did not get there; nothing of it will come.
+        """
         self._check_open()
         segments = self._segments
-        wait_until(
+        return wait_until(
             lambda ns: segments.wait_signal(src_rank, ring, index, at_least, ns),
             self._failure,
             self._timeout_s if timeout_s is None else timeout_s,
             f"signal {index} of rank {src_rank}, ring {ring}, to reach {at_least}",
         )
 
+    def masked_ranks(self) -> frozenset[int]:
+        """Lost ranks that the group goes on without (onRankLoss: Mask); it only grows.
+
+        What is written to them completes without effect. Whoever leaves a barrier in which a rank
+        was not, sees that rank here.
+        """
+        self._check_open()
+        return frozenset(self._segments.masked())
+
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Returns when every rank of the group is here and all earlier writes are readable.
+        """Returns when every rank that is not masked is here and all earlier writes are readable.
 
         Drains each ring that was used since the last barrier, then enters. The default bound is
         the fabric's barrier timeout with a margin.

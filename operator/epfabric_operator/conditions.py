@@ -72,7 +72,6 @@ def unsupported(spec: EPFabricSpec) -> list[str]:
     return [
         text
         for asked, text in (
-            (spec.on_rank_loss == "Mask", "onRankLoss Mask (use Fail)"),
             (
                 spec.barrier.algorithm == "dissemination",
                 "barrier.algorithm dissemination (use leader)",

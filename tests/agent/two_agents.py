@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 from harness.process import Process, Processes, wait_until
@@ -20,6 +21,9 @@ WAIT_S = 60.0
 
 
 class TwoAgents:
+    addresses: ClassVar[dict[str, str]] = ADDRESSES
+    spec: ClassVar[dict[str, str]] = {}
+
     def __init__(
         self, processes: Processes, groups: tuple[str, ...] = ("moe",), **barrier: str
     ) -> None:
@@ -27,9 +31,9 @@ class TwoAgents:
         self.folder = processes.folder
         self.manifest = self._manifest(groups, barrier)
         self.pki("init")
-        for node, address in ADDRESSES.items():
+        for node, address in self.addresses.items():
             self.pki("issue", f"--node={node}", "--fabric=moe", f"--address={address}")
-        self.agents = {node: self.start(node) for node in ADDRESSES}
+        self.agents = {node: self.start(node) for node in self.addresses}
         for node, agent in self.agents.items():
             wait_until(lambda n=node: self.listens(n), WAIT_S, f"agent {node}", agent)  # type: ignore[misc]
 
@@ -70,9 +74,11 @@ class TwoAgents:
         fabric, peers = yaml.safe_load_all((ROOT / "examples/two-agents/fabric.yaml").read_text())
         fabric["spec"]["barrier"] |= barrier
         peers["groups"] = list(groups)
-        for peer in peers["peers"]:
-            address = ADDRESSES[peer["node"]]
-            peer["endpoint"] = f"{address}:{free_port(address)}"
+        fabric["spec"] |= self.spec
+        peers["peers"] = [
+            {"node": node, "endpoint": f"{address}:{free_port(address)}"}
+            for node, address in self.addresses.items()
+        ]
         path = self.folder / "fabric.yaml"
         path.write_text(yaml.safe_dump_all([fabric, peers]))
         return path

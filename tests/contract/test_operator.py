@@ -188,12 +188,12 @@ def test_a_change_of_spec_reaches_every_node(stand: Stand, fabric: str, operator
 
 
 def test_what_no_agent_can_do_stalls_the_fabric(stand: Stand, operator: Process) -> None:
-    name = f"{stand.prefix}-mask"
-    stand.apply(stand.fabric(name, onRankLoss="Mask"))
+    name = f"{stand.prefix}-rings"
+    stand.apply(stand.fabric(name, barrier={"algorithm": "dissemination"}))
     stand.eventually(
         lambda: stand.condition("epf", name, "Stalled").get("status") == "True", name, operator
     )
-    assert "onRankLoss Mask" in stand.condition("epf", name, "Ready")["message"]
+    assert "barrier.algorithm dissemination" in stand.condition("epf", name, "Ready")["message"]
     stand.eventually(lambda: "NotSupported" in events(stand, name), "event", operator)
     stand.cluster.kubectl("delete", "epf", name)
 

@@ -80,6 +80,7 @@ conditions: [{CONDITION}]
 GROUP_STATUS = """
 phase: Ready
 reason: all ranks are there
+masked: "2,5"
 epoch: 2
 coordinator: {node: a, endpoint: "10.0.0.1:7470"}
 nodes: [{node: a, endpoint: "10.0.0.1:7470", ranks: "0-1,4"}]

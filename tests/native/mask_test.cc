@@ -242,13 +242,14 @@ TEST_CASE(
     const auto write = [&](uint32_t rank) {
       Producer ring = local.producer(rank, 1);
       Slot slot{};
-      REQUIRE(pack_write({victim, 0, 64, 1024, 1, 1}, slot));
+      REQUIRE(pack_write({victim, 0, 1024 * (1 + rank), 1024, 1, 1}, slot));
       while (!end) CHECK(local.run(rank, 1, ring, slot));
     };
     const uint32_t others[] = {1, victim == 0 ? 2u : 0u};
     std::vector<std::thread> threads;
     for (const uint32_t rank : others) threads.emplace_back(write, rank);
-    while (*local.sessions[victim]->segments().signal(1, 1, 1) < 100) std::this_thread::yield();
+    const uint64_t* signal = local.sessions[victim]->segments().signal(1, 1, 1);
+    while (platform::load_acquire(signal) < 100) std::this_thread::yield();
     local.core.mask_ranks(1, {victim});
     local.core.mask_ranks(1, {victim});
     CHECK(local.sessions[victim]->segments().header()->abort == 1);

@@ -22,6 +22,8 @@ class NodeContext:
     client: PeerClient
     join_timeout_s: float
     barrier_timeout_ms: int
+    mask: bool
+    """A lost rank is masked and its epoch goes on, where the group is coordinated here."""
     find: Callable[[str], Awaitable[Agent | None]]
     """The other agent that coordinates a group, as far as that is known now."""
     observe: Callable[[], None]

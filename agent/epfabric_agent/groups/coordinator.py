@@ -94,6 +94,15 @@ class Coordinator:
             case "lost":
                 lost = message.lost
                 return to.lost(node, lost.epoch, lost.rank, lost.reason, now)
+            case "unreachable":
+                gone = message.unreachable
+                return to.unreachable(node, gone.epoch, list(gone.ranks), gone.reason, now)
+            case "overdue":
+                overdue = message.overdue
+                return to.overdue(overdue.epoch, overdue.barrier, overdue.reason, now)
+            case "absent":
+                absent = message.absent
+                return to.absent(node, absent.epoch, absent.barrier, list(absent.ranks), now)
             case "broken":
                 return to.broken(node, message.broken.epoch, message.broken.reason, now)
         return []

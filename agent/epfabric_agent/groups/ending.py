@@ -32,6 +32,9 @@ async def end_failed(epoch: LocalEpoch, reason: str, observe: Callable[[], None]
     stopped = epoch.fail(reason)
     await asyncio.wait([stopped], timeout=ABORT_WORDS_S)
     for local in epoch.ranks.values():
+        if local.stage is Stage.MASKED:  # was told why
+            local.let_go()
+            continue
         local.failure = reason[: messages.MAX_TEXT]
         refusal = messages.ErrorReply(code="group-failed", message=local.failure)
         if local.stage is Stage.JOINING:

@@ -35,6 +35,15 @@ class LocalEpoch:
         self.nodes = tuple(plan.nodes)
         self.regions = tuple(info.region_bytes for info in plan.ranks)
         self.failing = False
+        self.mask = plan.mask
+        self.masked: set[int] = set()
+        self.kept = False
+        """Stays without ranks: the coordinator's node, for a lost one's part in barriers."""
+        self.closed = False
+
+    def take(self, ranks: Iterable[int]) -> list[LocalRank]:
+        """Those of this node, which are no longer part of the epoch."""
+        return [local for rank in ranks if (local := self.ranks.pop(rank, None)) is not None]
 
     def whereabouts(self, ranks: Iterable[int]) -> str:
         """For people: `ranks 0-1 on node a, rank 4 on node c`."""
@@ -68,6 +77,7 @@ class LocalEpoch:
                 plan.leader_rank,
                 by_node,
                 barrier_timeout_ms,
+                mask=plan.mask,
                 uid=plan.uid,
             )
         except NativeError as error:
@@ -76,24 +86,33 @@ class LocalEpoch:
 
     async def start(self) -> str:
         """Lets the proxies take commands; why they cannot, or nothing."""
-        from epfabric_agent._native import NativeError
-
-        try:
-            await serving(self._core.start_epoch, self.handle)
-        except NativeError as error:
-            return str(error)
-        return ""
+        return await self._try(self._core.start_epoch, self.handle)
 
     async def stop_writing_to(self, ranks: Iterable[int]) -> str:
         """Returns when no proxy of this node writes to these ranks; or why that failed."""
+        for rank in ranks:
+            if error := await self._try(self._core.rank_left, self.handle, rank):
+                return error
+        return ""
+
+    async def show_masked(self, ranks: list[int]) -> str:
+        """Returns when every session's mask shows these ranks and no proxy writes to them; or why
+        that failed."""
+        return await self._try(self._core.mask_ranks, self.handle, ranks)
+
+    async def exclude(self, ranks: list[int]) -> str:
+        """Barriers go on without these ranks; or why they cannot."""
+        self.masked.update(ranks)
+        return await self._try(self._core.exclude_ranks, self.handle, ranks)
+
+    def absent(self, barrier: int) -> list[int]:
+        """Ranks of this node that have not entered the barrier."""
         from epfabric_agent._native import NativeError
 
         try:
-            for rank in ranks:
-                await ending(self._core.rank_left, self.handle, rank)
-        except NativeError as error:
-            return str(error)
-        return ""
+            return self._core.absent(self.handle, barrier)
+        except NativeError:
+            return []
 
     def fail(self, reason: str) -> asyncio.Task[None]:
         """Sets the abort words and stops the proxies; the task ends when they stand still."""
@@ -103,6 +122,15 @@ class LocalEpoch:
     async def close(self) -> None:
         """After the last local rank has left."""
         await self._end(self._core.close_epoch, self.handle)
+
+    async def _try(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> str:
+        from epfabric_agent._native import NativeError
+
+        try:
+            await ending(call, *args, **kwargs)
+        except NativeError as error:
+            return str(error) or "the core gave no reason"
+        return ""
 
     async def _end(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         from epfabric_agent._native import NativeError

@@ -116,7 +116,7 @@ class Hub:
         group = pod.group_key
         if rank == 0 and group not in self._coordinators:
             known = max(last_epoch, self._epochs.get(group, 0))
-            limits = Limits(join_s=self._context.join_timeout_s)
+            limits = Limits(join_s=self._context.join_timeout_s, mask=self._context.mask)
             membership = Membership(group, known, limits, secrets.token_bytes(UID_BYTES))
             self._coordinators[group] = Coordinator(
                 membership,

@@ -21,6 +21,7 @@ class Stage(enum.Enum):
     JOINING = "joining"
     JOINED = "joined"
     LEAVING = "leaving"
+    MASKED = "masked"  # lost, and the epoch goes on
     OVER = "over"
 
 

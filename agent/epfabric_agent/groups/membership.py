@@ -8,11 +8,12 @@ first rank that enters after. Ranks that enter while an epoch runs wait for the 
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
-from epfabric import limits
-
-from epfabric_agent.groups.leaving import LeaveRounds
+from epfabric_agent.groups.admission import MAX_REASON, duplicate, misfit, outside, refused
+from epfabric_agent.groups.departures import Departures, Round
 from epfabric_agent.groups.ranges import format_ranges, spoken
+from epfabric_agent.groups.rollcall import RollCalls
 from epfabric_agent.groups.state import (
     Action,
     Entrant,
@@ -24,8 +25,6 @@ from epfabric_agent.groups.state import (
     Send,
 )
 from epfabric_agent.proto import peer_pb2 as pb
-
-MAX_REASON = 1000
 
 
 class Stage(enum.Enum):
@@ -62,13 +61,16 @@ class Membership:
         self._waiting: dict[int, Entrant] = {}
         self._endpoints: dict[str, str] = {}
         self._unopened: set[str] = set()
-        self._leaves = LeaveRounds()
+        self._departures = Departures()
+        self._roll = RollCalls()
+        self._why_masked = ""
         self._deadline: float | None = None
 
     @property
     def deadline(self) -> float | None:
         """When tick() has something to do."""
-        return self._deadline
+        roll = self._roll.now.deadline if self._roll.now is not None else None
+        return min((at for at in (self._deadline, roll) if at is not None), default=None)
 
     def attach(self, node: str, endpoint: str, last_epoch: int) -> None:
         """The agent of `node` takes part from now on."""
@@ -83,35 +85,26 @@ class Membership:
         self._waiting = {r: e for r, e in self._waiting.items() if e.node != node}
         ranks = self._ranks_of(node)
         if self.stage in (Stage.OPENING, Stage.RUNNING):
-            if ranks:
-                return self._fail(
-                    f"the agent of node {node} ({spoken(ranks)}) was lost: {why}", now
-                )
-            self._leaves.forget_node(node)
-            return self._finish_round(now)
+            return self._lose_node(node, ranks, why, now)
         for rank in ranks:
             del self._members[rank]
         return self._end_if_empty(now)
 
     def enter(self, entrant: Entrant, now: float) -> list[Action]:
         """A rank asks to be in the epoch that forms, or in the next one."""
-        if not 1 <= entrant.world_size <= limits.MAX_WORLD:
-            text = f"a world has 1 to {limits.MAX_WORLD} ranks, not {entrant.world_size}"
-            return [_refused(entrant, "world-size", text)]
-        if entrant.rank >= entrant.world_size:
-            text = f"rank {entrant.rank} is outside a world of {entrant.world_size} ranks"
-            return [_refused(entrant, "rank", text)]
+        if refusal := outside(entrant):
+            return [refusal]
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             holder = self._waiting.get(entrant.rank)
-            if holder is None and entrant.rank not in self._leaves.left:
+            if holder is None and entrant.rank not in self._departures.gone:
                 holder = self._members.get(entrant.rank)
             if holder is not None:
-                return [_refused(entrant, "duplicate-rank", _duplicate(entrant, holder))]
+                return [refused(entrant, "duplicate-rank", duplicate(entrant, holder))]
             self._waiting[entrant.rank] = entrant
             return []
         if self.stage is Stage.IDLE:
             self._begin(entrant.world_size, now)
-        if refusal := self._refusal(entrant):
+        if refusal := misfit(entrant, self.group, self._world, self._members):
             return [refusal]
         self._members[entrant.rank] = entrant
         if len(self._members) == self._world:
@@ -151,15 +144,15 @@ class Membership:
         member = self._members.get(rank)
         if epoch != self.epoch or self.stage is not Stage.RUNNING or member is None:
             return []
-        if member.node != node or not self._leaves.ask(rank):
+        if member.node != node or not self._departures.ask(rank):
             return []
         return self._next_round(now)
 
     def quiesced(self, node: str, epoch: int, now: float) -> list[Action]:
-        """A node writes no longer to the ranks that leave."""
+        """A node writes no longer to the ranks that leave, or has masked those that are lost."""
         if epoch != self.epoch or self.stage is not Stage.RUNNING:
             return []
-        self._leaves.forget_node(node)
+        self._departures.answered(node)
         return self._finish_round(now)
 
     def lost(self, node: str, epoch: int, rank: int, reason: str, now: float) -> list[Action]:
@@ -167,9 +160,45 @@ class Membership:
         member = self._members.get(rank)
         if epoch != self.epoch or member is None or member.node != node:
             return []
-        if self.stage not in (Stage.OPENING, Stage.RUNNING) or rank in self._leaves.left:
+        if self.stage not in (Stage.OPENING, Stage.RUNNING) or rank in self._departures.left:
             return []
-        return self._fail(f"rank {rank} ({member}) was lost: {reason}", now)
+        text = f"rank {rank} ({member}) was lost: {reason}"
+        if self._masks:
+            return self._lose([rank], text, now)
+        return self._fail(text, now)
+
+    def unreachable(
+        self, node: str, epoch: int, ranks: list[int], reason: str, now: float
+    ) -> list[Action]:
+        """Nothing of `node` reaches these ranks any more, or its own gave up. They are lost; if
+        they are on the coordinator's node, which must stay, then it is `node` that is cut off."""
+        known = [self._members[rank] for rank in ranks if rank in self._members]
+        here = self._ranks_of(node)
+        if epoch != self.epoch or not self._masks or not known or not here:
+            return []
+        if any(m.node == self._members[0].node != node for m in known):
+            return self._lose(here, f"node {node} is cut off: {reason}", now)
+        return self._lose([member.rank for member in known], reason, now)
+
+    def overdue(self, epoch: int, barrier: int, reason: str, now: float) -> list[Action]:
+        """A barrier takes too long: every node is asked who is missing."""
+        if epoch != self.epoch or not self._masks:
+            return []
+        nodes = sorted(self._departures.open_nodes() & self._endpoints.keys())
+        if not self._roll.begin(barrier, reason, nodes, now + self._bounds.quiesce_s):
+            return []
+        call = pb.ToMember(roll_call=pb.RollCall(epoch=epoch, barrier=barrier))
+        return [Send(node, call) for node in nodes]
+
+    def absent(
+        self, node: str, epoch: int, barrier: int, ranks: list[int], now: float
+    ) -> list[Action]:
+        """Which of its ranks a node did not see at a barrier."""
+        if epoch != self.epoch or not self._masks:
+            return []
+        here = self._ranks_of(node)
+        self._roll.answer(node, barrier, [rank for rank in ranks if rank in here])
+        return self._finish_roll(now)
 
     def broken(self, node: str, epoch: int, reason: str, now: float) -> list[Action]:
         """The core of a node cannot go on."""
@@ -179,8 +208,13 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """To be called when the deadline has passed."""
-        if self._deadline is None or now < self._deadline:
+        if self.deadline is None or now < self.deadline:
             return []
+        if self._roll.now is not None and now >= self._roll.now.deadline:
+            nodes = ", ".join(sorted(self._roll.now.waits_for))
+            return self._fail(
+                f"{self._roll.now.reason}, and node(s) {nodes} did not say who is missing", now
+            )
         if self.stage is Stage.FORMING:
             return self._join_timeout(now)
         if self.stage is Stage.OPENING:
@@ -188,10 +222,11 @@ class Membership:
             return self._fail(
                 f"node(s) {nodes} did not connect with the group in {self._bounds.open_s:g} s", now
             )
-        nodes = ", ".join(sorted(self._leaves.waits_for))
+        held = self._departures.round
+        assert held is not None
+        nodes = ", ".join(sorted(held.waits_for))
         return self._fail(
-            f"node(s) {nodes} did not let {spoken(self._leaves.round)} go "
-            f"in {self._bounds.quiesce_s:g} s",
+            f"node(s) {nodes} did not let {spoken(held.ranks)} go in {self._bounds.quiesce_s:g} s",
             now,
         )
 
@@ -200,22 +235,8 @@ class Membership:
         self.stage = Stage.FORMING
         self._world = world_size
         self._members = {}
-        self._leaves = LeaveRounds()
+        self._why_masked = ""
         self._deadline = now + self._bounds.join_s
-
-    def _refusal(self, entrant: Entrant) -> Send | None:
-        if entrant.world_size != self._world:
-            other = next(iter(self._members.values()))
-            return _refused(
-                entrant,
-                "world-size",
-                f"{entrant} says that group {self.group} has {entrant.world_size} ranks, {other} "
-                f"said {self._world}: give every pod of the group the same WORLD_SIZE",
-            )
-        holder = self._members.get(entrant.rank)
-        if holder is not None:
-            return _refused(entrant, "duplicate-rank", _duplicate(entrant, holder))
-        return None
 
     def _open(self, now: float) -> list[Action]:
         self.stage = Stage.OPENING
@@ -227,34 +248,92 @@ class Membership:
             pb.RankInfo(rank=r, node=index[e.node], region_bytes=e.region_bytes, blob=e.blob)
             for r, e in sorted(self._members.items())
         ]
-        message = pb.ToMember(
-            open=pb.Open(epoch=self.epoch, nodes=nodes, ranks=ranks, leader_rank=0, uid=self._uid)
-        )
+        self._departures = Departures({rank: e.node for rank, e in self._members.items()})
+        plan = pb.Open(epoch=self.epoch, nodes=nodes, ranks=ranks, uid=self._uid)
+        plan.leader_rank, plan.mask = 0, self._bounds.mask
+        message = pb.ToMember(open=plan)
         return [Publish(self._state()), *(Send(node, message) for node in nodes)]
 
-    def _next_round(self, now: float) -> list[Action]:
-        leaving = self._leaves.begin({r: e.node for r, e in self._members.items()})
-        if not leaving:
+    @property
+    def _masks(self) -> bool:
+        """A loss does not end the epoch now."""
+        return self.stage is Stage.RUNNING and self._bounds.mask
+
+    def _lose_node(self, node: str, ranks: list[int], why: str, now: float) -> list[Action]:
+        reason = f"the agent of node {node} ({spoken(ranks)}) was lost: {why}"
+        if node in self._departures.kept_nodes():
+            return self._fail(f"the agent of node {node}, which coordinates, was lost: {why}", now)
+        if ranks and (not self._masks or node == self._members[0].node):
+            return self._fail(reason, now)
+        self._departures.forget_node(node)
+        self._roll.forget_node(node)
+        actions = self._lose(ranks, reason, now) or self._finish_round(now)
+        return [*actions, *self._finish_roll(now)]
+
+    def _lose(self, ranks: list[int], reason: str, now: float) -> list[Action]:
+        """Ranks are lost, and the epoch goes on without them if anybody is left."""
+        if not self._departures.lose(ranks):
             return []
-        if not self._leaves.waits_for:
+        self._why_masked = reason[:MAX_REASON]
+        if not self._departures.survivors:
+            return self._fail(reason, now)
+        return [*self._finish_round(now), *self._next_round(now)]
+
+    def _next_round(self, now: float) -> list[Action]:
+        begun = self._departures.begin(self._endpoints)
+        if begun is None:
+            return []
+        if not begun.waits_for:
             return self._finish_round(now)
         self._deadline = now + self._bounds.quiesce_s
-        message = pb.ToMember(ranks_left=pb.RanksLeft(epoch=self.epoch, ranks=leaving))
-        return [Send(node, message) for node in sorted(self._leaves.waits_for)]
+        if begun.masks:
+            mask = pb.Mask(epoch=self.epoch, ranks=begun.ranks, reason=self._why_masked)
+            message = pb.ToMember(mask=mask)
+        else:
+            left = pb.RanksLeft(epoch=self.epoch, ranks=begun.ranks)
+            message = pb.ToMember(ranks_left=left)
+        return [Send(node, message) for node in begun.nodes]
 
     def _finish_round(self, now: float) -> list[Action]:
-        gone = self._leaves.finish()
-        if not gone:
+        done = self._departures.finish()
+        if done is None:
             return []
         self._deadline = None
-        actions: list[Action] = []
-        for node in sorted({self._members[rank].node for rank in gone}):
-            ranks = [rank for rank in gone if self._members[rank].node == node]
-            done = pb.LeaveDone(epoch=self.epoch, ranks=ranks)
-            actions.append(Send(node, pb.ToMember(leave_done=done)))
-        if len(self._leaves.left) == self._world:
-            return [*actions, *self._end("Completed", "all ranks left in order", now)]
+        actions = self._excluded(done) if done.masks else self._let_go(done)
+        if self._departures.over:
+            return [*actions, *self._complete(now)]
         return [*actions, *self._next_round(now)]
+
+    def _let_go(self, done: Round) -> list[Action]:
+        actions: list[Action] = []
+        for node in sorted({self._members[rank].node for rank in done.ranks}):
+            ranks = [rank for rank in done.ranks if self._members[rank].node == node]
+            message = pb.LeaveDone(epoch=self.epoch, ranks=ranks)
+            actions.append(Send(node, pb.ToMember(leave_done=message)))
+        return actions
+
+    def _excluded(self, done: Round) -> list[Action]:
+        message = pb.ToMember(exclude=pb.Exclude(epoch=self.epoch, ranks=done.ranks))
+        return [*(Send(node, message) for node in done.nodes), Publish(self._state())]
+
+    def _complete(self, now: float) -> list[Action]:
+        over = pb.ToMember(leave_done=pb.LeaveDone(epoch=self.epoch, over=True))
+        kept: list[Action] = [Send(node, over) for node in sorted(self._departures.kept_nodes())]
+        masked = self._departures.masked
+        but = f", but for {spoken(masked)}: {self._why_masked}" if masked else ""
+        return [*kept, *self._end("Completed", f"all ranks left in order{but}"[:MAX_REASON], now)]
+
+    def _finish_roll(self, now: float) -> list[Action]:
+        call = self._roll.finish()
+        if call is None:
+            return []
+        if call.absent:
+            where = ", ".join(f"{rank} ({self._members[rank]})" for rank in sorted(call.absent))
+            reason = f"{call.reason}; {spoken(call.absent)} did not come: {where}"
+            return self._lose(sorted(call.absent), reason, now)
+        if self._roll.in_vain(call):
+            return self._fail(f"{call.reason}, though every rank had entered it", now)
+        return []
 
     def _fail(self, reason: str, now: float) -> list[Action]:
         reason = reason[:MAX_REASON]
@@ -270,7 +349,7 @@ class Membership:
             f"{'it' if len(missing) == 1 else 'them'}"
         )[:MAX_REASON]
         refusals: list[Action] = [
-            _refused(entrant, "join-timeout", text) for entrant in self._members.values()
+            refused(entrant, "join-timeout", text) for entrant in self._members.values()
         ]
         return [*refusals, *self._end("Failed", text, now)]
 
@@ -278,6 +357,7 @@ class Membership:
         actions: list[Action] = [Publish(self._state(phase, reason))]
         self.stage = Stage.IDLE
         self._deadline = None
+        self._departures, self._roll = Departures(), RollCalls()
         waiting, self._waiting = self._waiting, {}
         for entrant in waiting.values():
             if entrant.node in self._endpoints:
@@ -290,9 +370,9 @@ class Membership:
         return self._end("Failed", "all ranks that had joined ended before the others came", now)
 
     def _ranks_of(self, node: str) -> list[int]:
-        """The node's ranks that have not left."""
-        left = self._leaves.left
-        return [r for r, e in self._members.items() if e.node == node and r not in left]
+        """The node's ranks that have neither left nor been lost."""
+        gone = self._departures.left | self._departures.losing
+        return [r for r, e in self._members.items() if e.node == node and r not in gone]
 
     def _nodes(self) -> list[str]:
         """The epoch's nodes by their lowest rank."""
@@ -302,6 +382,9 @@ class Membership:
         here = phase or _PHASES[self.stage]
         if not reason and here == "Forming":
             reason = f"{len(self._members)} of {self._world} ranks are there"
+        masked = self._departures.masked
+        if not reason and masked:
+            reason = f"goes on without {spoken(masked)}: {self._why_masked}"[:MAX_REASON]
         parts = tuple(
             NodePart(
                 node,
@@ -310,16 +393,5 @@ class Membership:
             )
             for node in self._nodes()
         )
-        return GroupState(here, reason, self.epoch, self._world, parts)
-
-
-def _refused(entrant: Entrant, code: str, message: str) -> Send:
-    refused = pb.Refused(rank=entrant.rank, code=code, message=message[:MAX_REASON])
-    return Send(entrant.node, pb.ToMember(refused=refused))
-
-
-def _duplicate(entrant: Entrant, holder: Entrant) -> str:
-    return (
-        f"rank {entrant.rank} is held by {holder}; {entrant} asked for it too: "
-        "give each pod of the group a rank of its own"
-    )
+        state = GroupState(here, reason, self.epoch, self._world, parts)
+        return replace(state, masked=format_ranges(masked))

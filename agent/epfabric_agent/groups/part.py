@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any
 
 from epfabric import messages
 
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.coordinator import NearLink
-from epfabric_agent.groups.ending import drained, drop, end_failed
-from epfabric_agent.groups.epoch import LocalEpoch
+from epfabric_agent.groups.ending import drained
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
+from epfabric_agent.groups.part_epoch import EpochPart
 from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator
 from epfabric_agent.proto import peer_pb2 as pb
-from epfabric_agent.threads import ending
 
 LOOK_S = 0.1
 LOOK_MOST_S = 1.0
@@ -31,18 +28,11 @@ LEAVE_S = 25.0
 _log = logging.getLogger(__name__)
 
 
-class Part:
+class Part(EpochPart):
     def __init__(self, group: str, context: PartContext) -> None:
         """`group` is namespace/name."""
-        self.group = group
-        self.ranks: dict[int, LocalRank] = {}
-        self.epoch: LocalEpoch | None = None
-        self._context = context
-        self._link: Link | None = None
+        super().__init__(group, context)
         self._task: asyncio.Task[None] | None = None
-        self._side: set[asyncio.Task[None]] = set()
-        self._last_epoch = 0
-        self._handle = 0
 
     @property
     def in_use(self) -> bool:
@@ -132,20 +122,6 @@ class Part:
         if local.stage is not Stage.OVER:
             await self._drop([local])
 
-    async def broken(self, handle: int, ranks: list[int], detail: str, about: int = -1) -> None:
-        """The core cannot go on with the epoch that has this handle, because of these ranks.
-
-        Without any, `about` is a rank that `detail` speaks of, or -1.
-        """
-        if self.epoch is None or self.epoch.handle != handle or self.epoch.failing:
-            return
-        reason = f"lost {self.epoch.whereabouts(ranks)}: {detail}" if ranks else detail
-        if not ranks and about >= 0:
-            reason = f"{detail}; look at {self.epoch.whereabouts([about])}"
-        broken = pb.Broken(epoch=self.epoch.number, reason=reason)
-        self._say(pb.ToCoordinator(broken=broken))
-        await self._fail(f"node {self._context.node}: {reason}")
-
     async def close(self, why: str) -> None:
         """The agent ends: everyone here fails, and the coordinator sees this node go."""
         await self._fail(why)
@@ -222,158 +198,11 @@ class Part:
         busy = (Stage.JOINING, Stage.JOINED, Stage.LEAVING)
         return self.epoch is not None or any(r.stage in busy for r in self.ranks.values())
 
-    async def _on(self, message: pb.ToMember) -> None:
-        match message.WhichOneof("kind"):
-            case "open":
-                await self._open(message.open)
-            case "start":
-                await self._start(message.start.epoch)
-            case "refused":
-                self._refused(message.refused)
-            case "ranks_left" if self._is_now(message.ranks_left.epoch):
-                self._aside(self._ranks_left(message.ranks_left))
-            case "leave_done" if self._is_now(message.leave_done.epoch):
-                await self._leave_done(message.leave_done.ranks)
-            case "fail" if self._is_now(message.fail.epoch):
-                await self._fail(message.fail.reason)
-
-    async def _open(self, plan: pb.Open) -> None:
-        me = self._context.node
-        mine = [info.rank for info in plan.ranks if plan.nodes[info.node] == me]
-        ranks = [self.ranks[r] for r in mine if r in self.ranks]
-        self._last_epoch = plan.epoch
-        if len(ranks) != len(mine) or any(r.stage is not Stage.JOINING for r in ranks):
-            error = "a rank of this node ended while the group opened"
-            self._refuse_all(ranks, error)
-        elif self.epoch is not None:
-            error = f"epoch {self.epoch.number} has not ended on this node"
-            self._refuse_all(ranks, error)
-        else:
-            self.epoch = LocalEpoch(self._context.core, plan, ranks, me)
-            self._handle = 0
-            for local in ranks:
-                local.nodes = self.epoch.nodes
-            error = await self.epoch.open(self._context.barrier_timeout_ms)
-        opened = pb.Opened(epoch=plan.epoch, error=error)
-        self._say(pb.ToCoordinator(opened=opened))
-
-    async def _start(self, number: int) -> None:
-        epoch = self.epoch
-        if epoch is None or epoch.number != number or epoch.failing:
-            return
-        if error := await epoch.start():
-            await self.broken(epoch.handle, [], error)
-            return
-        for local in epoch.ranks.values():
-            local.stage = Stage.JOINED
-            local.settle(messages.JoinReply(epoch=number, regions=epoch.regions))
-        self._context.changed()
-
-    def _refuse_all(self, ranks: Iterable[LocalRank], error: str) -> None:
-        for local in ranks:
-            self._refused(pb.Refused(rank=local.rank, code="group-failed", message=error))
-
-    def _refused(self, refused: pb.Refused) -> None:
-        local = self.ranks.get(refused.rank)
-        if local is not None and local.stage is Stage.JOINING:
-            local.stage = Stage.OPEN
-            local.settle(Refusal(refused.code, refused.message).reply())
-
-    async def _ranks_left(self, left: pb.RanksLeft) -> None:
-        epoch = self.epoch
-        if epoch is None:
-            return
-        if error := await epoch.stop_writing_to(left.ranks):
-            await self.broken(epoch.handle, [], error)
-            return
-        self._say(pb.ToCoordinator(quiesced=pb.Quiesced(epoch=left.epoch)))
-
-    async def _leave_done(self, ranks: Iterable[int]) -> None:
-        epoch = self.epoch
-        if epoch is None:
-            return
-        leaving = [local for r in ranks if (local := epoch.ranks.pop(r, None)) is not None]
-        if not epoch.ranks:
-            await ending(self._context.observe)
-            await epoch.close()
-            self._count_no_more(epoch)
-            self.epoch = None
-        for local in leaving:
-            local.let_go()
-
-    async def _lose(self, local: LocalRank, why: str) -> None:
-        epoch = self.epoch
-        if epoch is None or epoch.failing:
-            return
-        lost = pb.Lost(epoch=epoch.number, rank=local.rank, reason=why)
-        self._say(pb.ToCoordinator(lost=lost))
-        where = f"{local.pod} on node {self._context.node}"
-        await self._fail(f"rank {local.rank} ({where}) was lost: {why}")
-
-    async def _fail(self, reason: str) -> None:
-        epoch = self.epoch
-        if epoch is None or epoch.failing:
-            return
-        _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
-        epoch.failing = True
-        await asyncio.shield(self._aside(self._end(epoch, reason)))
-
-    async def _end(self, epoch: LocalEpoch, reason: str) -> None:
-        """A task of its own: whoever waits for it may be cancelled."""
-        await end_failed(epoch, reason, self._context.observe)
-        self._count_no_more(epoch)
-        self.epoch = None
-        await self._drop(epoch.ranks.values())
-
-    def _count_no_more(self, epoch: LocalEpoch) -> None:
-        self._context.epoch_ended(self.group, epoch.number, epoch.handle)
-        self._context.core.forget_group(epoch.handle)
-
-    async def _drop(self, ranks: Iterable[LocalRank]) -> None:
-        gone = [local for local in ranks if local.stage is not Stage.OVER]
-        for local in gone:
-            local.stage = Stage.OVER
-            local.settle(Refusal("group-failed", local.failure or "the session ended").reply())
-        await asyncio.shield(self._aside(self._give_back(gone)))
-        if not self._wants_link() and self._task not in (None, asyncio.current_task()):
-            self._stop_following()
-        self._context.changed()
-
-    async def _give_back(self, gone: list[LocalRank]) -> None:
-        await ending(self._context.observe)
-        await asyncio.gather(*(drop(local, self._context.give_up) for local in gone))
-        for local in gone:
-            if self.ranks.get(local.rank) is local:
-                del self.ranks[local.rank]
-            local.ended.set()
-
-    def _stop_following(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _enter(self, local: LocalRank) -> None:
-        enter = pb.Enter(
-            rank=local.rank,
-            world_size=local.world_size,
-            pod=local.pod,
-            region_bytes=local.session.region_bytes,
-            blob=local.session.describe(),
-        )
-        self._say(pb.ToCoordinator(enter=enter))
-
     def _withdraw(self, local: LocalRank) -> None:
         local.stage = Stage.OPEN
         self._say(pb.ToCoordinator(withdraw=pb.Withdraw(rank=local.rank)))
 
-    def _say(self, message: pb.ToCoordinator) -> None:
-        if self._link is not None:
-            self._link.send(message)
-
-    def _is_now(self, number: int) -> bool:
-        return self.epoch is not None and self.epoch.number == number
-
-    def _aside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._side.add(task)
-        task.add_done_callback(self._side.discard)
-        return task
+    def _unfollow(self) -> None:
+        task = self._task
+        if task is not None and task is not asyncio.current_task() and not self._wants_link():
+            task.cancel()

@@ -43,6 +43,8 @@ class GroupState:
     epoch: int
     world_size: int
     nodes: tuple[NodePart, ...]
+    masked: str = ""
+    """Lost ranks that the epoch goes on without, as ranges."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,10 @@ Action = Send | Publish
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the coordinator's waits, in seconds."""
+    """Bounds of the coordinator's waits, in seconds, and what a loss means."""
 
     join_s: float
     open_s: float = 40.0
     quiesce_s: float = 15.0
+    mask: bool = False
+    """A lost rank is masked and its epoch goes on; else the epoch fails."""

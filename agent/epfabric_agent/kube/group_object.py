@@ -69,6 +69,7 @@ def status_part(report: Report, coordinator: Agent) -> Object:
         phase=state.phase,
         reason=state.reason or None,
         epoch=state.epoch,
+        masked=state.masked if 0 < len(state.masked) <= MAX_RANGES else None,
         coordinator=Coordinator(node=coordinator.node, endpoint=coordinator.endpoint),
         nodes=tuple(
             GroupNode(

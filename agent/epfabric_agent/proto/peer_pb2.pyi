@@ -97,6 +97,9 @@ class ToCoordinator(_message.Message):
     QUIESCED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    OVERDUE_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -113,6 +116,12 @@ class ToCoordinator(_message.Message):
     def lost(self) -> Global___Lost: ...
     @_builtins.property
     def broken(self) -> Global___Broken: ...
+    @_builtins.property
+    def unreachable(self) -> Global___Unreachable: ...
+    @_builtins.property
+    def overdue(self) -> Global___Overdue: ...
+    @_builtins.property
+    def absent(self) -> Global___Absent: ...
     def __init__(
         self,
         *,
@@ -124,12 +133,15 @@ class ToCoordinator(_message.Message):
         quiesced: Global___Quiesced | None = ...,
         lost: Global___Lost | None = ...,
         broken: Global___Broken | None = ...,
+        unreachable: Global___Unreachable | None = ...,
+        overdue: Global___Overdue | None = ...,
+        absent: Global___Absent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "broken", b"broken", "enter", b"enter", "kind", b"kind", "leaving", b"leaving", "lost", b"lost", "opened", b"opened", "quiesced", b"quiesced", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "attach", b"attach", "broken", b"broken", "enter", b"enter", "kind", b"kind", "leaving", b"leaving", "lost", b"lost", "opened", b"opened", "overdue", b"overdue", "quiesced", b"quiesced", "unreachable", b"unreachable", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "broken", b"broken", "enter", b"enter", "kind", b"kind", "leaving", b"leaving", "lost", b"lost", "opened", b"opened", "quiesced", b"quiesced", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "attach", b"attach", "broken", b"broken", "enter", b"enter", "kind", b"kind", "leaving", b"leaving", "lost", b"lost", "opened", b"opened", "overdue", b"overdue", "quiesced", b"quiesced", "unreachable", b"unreachable", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "enter", "withdraw", "opened", "leaving", "quiesced", "lost", "broken"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "enter", "withdraw", "opened", "leaving", "quiesced", "lost", "broken", "unreachable", "overdue", "absent"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -274,7 +286,7 @@ Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
 
 @_typing.final
 class Quiesced(_message.Message):
-    """No proxy of the node writes any more to the ranks of the last RanksLeft."""
+    """No proxy of the node writes any more to the ranks of the last RanksLeft or Mask."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,6 +357,89 @@ class Broken(_message.Message):
 Global___Broken: _TypeAlias = Broken  # noqa: Y015
 
 @_typing.final
+class Unreachable(_message.Message):
+    """Only where lost ranks are masked: nothing of the node reaches these ranks, or they gave up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ranks", b"ranks", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unreachable: _TypeAlias = Unreachable  # noqa: Y015
+
+@_typing.final
+class Overdue(_message.Message):
+    """Only where lost ranks are masked: a barrier took longer than its time-out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    barrier: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Overdue: _TypeAlias = Overdue  # noqa: Y015
+
+@_typing.final
+class Absent(_message.Message):
+    """Answer to RollCall: ranks of the node that have not entered the barrier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    barrier: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "epoch", b"epoch", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Absent: _TypeAlias = Absent  # noqa: Y015
+
+@_typing.final
 class ToMember(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,6 +449,9 @@ class ToMember(_message.Message):
     RANKS_LEFT_FIELD_NUMBER: _builtins.int
     LEAVE_DONE_FIELD_NUMBER: _builtins.int
     FAIL_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
+    EXCLUDE_FIELD_NUMBER: _builtins.int
+    ROLL_CALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def refused(self) -> Global___Refused: ...
     @_builtins.property
@@ -366,6 +464,12 @@ class ToMember(_message.Message):
     def leave_done(self) -> Global___LeaveDone: ...
     @_builtins.property
     def fail(self) -> Global___Fail: ...
+    @_builtins.property
+    def mask(self) -> Global___Mask: ...
+    @_builtins.property
+    def exclude(self) -> Global___Exclude: ...
+    @_builtins.property
+    def roll_call(self) -> Global___RollCall: ...
     def __init__(
         self,
         *,
@@ -375,12 +479,15 @@ class ToMember(_message.Message):
         ranks_left: Global___RanksLeft | None = ...,
         leave_done: Global___LeaveDone | None = ...,
         fail: Global___Fail | None = ...,
+        mask: Global___Mask | None = ...,
+        exclude: Global___Exclude | None = ...,
+        roll_call: Global___RollCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fail", b"fail", "kind", b"kind", "leave_done", b"leave_done", "open", b"open", "ranks_left", b"ranks_left", "refused", b"refused", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exclude", b"exclude", "fail", b"fail", "kind", b"kind", "leave_done", b"leave_done", "mask", b"mask", "open", b"open", "ranks_left", b"ranks_left", "refused", b"refused", "roll_call", b"roll_call", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fail", b"fail", "kind", b"kind", "leave_done", b"leave_done", "open", b"open", "ranks_left", b"ranks_left", "refused", b"refused", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude", b"exclude", "fail", b"fail", "kind", b"kind", "leave_done", b"leave_done", "mask", b"mask", "open", b"open", "ranks_left", b"ranks_left", "refused", b"refused", "roll_call", b"roll_call", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["refused", "open", "start", "ranks_left", "leave_done", "fail"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["refused", "open", "start", "ranks_left", "leave_done", "fail", "mask", "exclude", "roll_call"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -453,10 +560,13 @@ class Open(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     LEADER_RANK_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_rank: _builtins.int
     uid: _builtins.bytes
     """the group's, 16 bytes: what the ids of its traces are made of"""
+    mask: _builtins.bool
+    """a lost rank is masked; else it fails the epoch"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -469,10 +579,11 @@ class Open(_message.Message):
         ranks: _abc.Iterable[Global___RankInfo] | None = ...,
         leader_rank: _builtins.int = ...,
         uid: _builtins.bytes = ...,
+        mask: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader_rank", b"leader_rank", "nodes", b"nodes", "ranks", b"ranks", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader_rank", b"leader_rank", "mask", b"mask", "nodes", b"nodes", "ranks", b"ranks", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,6 +643,63 @@ class LeaveDone(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    over: _builtins.bool
+    """the epoch has ended: what a coordinator's node kept for masked ranks may go"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "over", b"over", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveDone: _TypeAlias = LeaveDone  # noqa: Y015
+
+@_typing.final
+class Mask(_message.Message):
+    """These ranks are lost: show it to the others, stop writing to them, then answer Quiesced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ranks", b"ranks", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mask: _TypeAlias = Mask  # noqa: Y015
+
+@_typing.final
+class Exclude(_message.Message):
+    """Every node has masked these ranks: barriers go on without them, their memory may go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -547,7 +715,31 @@ class LeaveDone(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaveDone: _TypeAlias = LeaveDone  # noqa: Y015
+Global___Exclude: _TypeAlias = Exclude  # noqa: Y015
+
+@_typing.final
+class RollCall(_message.Message):
+    """Say who has not entered this barrier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    barrier: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollCall: _TypeAlias = RollCall  # noqa: Y015
 
 @_typing.final
 class Fail(_message.Message):

@@ -43,15 +43,16 @@ def session_sample(
 
 
 def barrier_sample(
-    stats: BarrierStats, *, namespace: str, group: str, handle: int
+    stats: BarrierStats, *, namespace: str, group: str, handle: int, masked: int | None = None
 ) -> BarrierSample:
-    """`handle`: the core's number of the group."""
+    """`handle`: the core's number of the group; `masked`: see BarrierSample."""
     return BarrierSample(
         namespace=namespace,
         group=group,
         handle=handle,
         phases={name: from_core(phase) for name, phase in stats["phases"].items()},
         stragglers=stats["stragglers"],
+        masked=masked,
     )
 
 

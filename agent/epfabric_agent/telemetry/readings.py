@@ -42,6 +42,10 @@ INFLIGHT = MetricInfo(
 )
 GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Sessions of a group")
 
+MASKED_RANKS = MetricInfo(
+    "epfabric.group.masked", "gauge", "{rank}", "Lost ranks that a group goes on without"
+)
+
 METRICS = (
     BARRIER_DURATION,
     STRAGGLERS,
@@ -53,6 +57,7 @@ METRICS = (
     FIFO_DEPTH,
     INFLIGHT,
     GROUP_SESSIONS,
+    MASKED_RANKS,
 )
 
 NAMESPACE = "k8s.namespace.name"
@@ -124,3 +129,5 @@ def _of_barrier(barrier: BarrierSample) -> Iterator[Reading]:
         yield Reading(BARRIER_DURATION, group, attributes, origin, histogram)
     for rank, count in barrier.stragglers.items():
         yield Reading(STRAGGLERS, group, ((RANK, str(rank)),), origin, count)
+    if barrier.masked is not None:
+        yield Reading(MASKED_RANKS, group, (), origin, barrier.masked)

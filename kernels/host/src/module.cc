@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -36,10 +37,25 @@ Waited without_gil(Action action) {
   return action();
 }
 
-Status wait_word(const Segments& segments, const uint64_t* word, uint64_t at_least,
-                 uint64_t timeout_ns) {
-  return status_of(
-      without_gil([&] { return wait_at_least(word, at_least, segments.aborts(), timeout_ns); }));
+// A rank that is masked while its word is waited for would let the wait run to its end: every so
+// often the mask is looked at. MASKED = 3 goes on after the values of Waited.
+constexpr Status kMasked = 3;
+constexpr uint64_t kMaskLookNs = 10'000'000;
+
+Status wait_signal(const Segments& segments, uint32_t rank, const uint64_t* word, uint64_t at_least,
+                   uint64_t timeout_ns) {
+  nb::gil_scoped_release release;
+  const uint64_t begin = platform::clock_ns();
+  for (;;) {
+    const bool masked = segments.masked(rank);  // before the word: what came first counts
+    const uint64_t spent = platform::clock_ns() - begin;
+    const uint64_t left = spent < timeout_ns ? timeout_ns - spent : 0;
+    const uint64_t slice = masked ? 0 : std::min(left, kMaskLookNs);
+    const Waited waited = wait_at_least(word, at_least, segments.aborts(), slice);
+    if (waited != Waited::kTimedOut) return status_of(waited);
+    if (masked) return kMasked;
+    if (left <= kMaskLookNs) return status_of(waited);
+  }
 }
 
 const uint64_t* checked_signal(const Segments& segments, uint32_t rank, uint32_t ring,
@@ -176,6 +192,15 @@ void bind_segments(nb::module_& module) {
              need_attached(self);
              return self.heartbeat();
            })
+      .def("masked",
+           [](const Segments& self) {
+             need_attached(self);
+             nb::list ranks;
+             for (uint32_t rank = 0; rank < self.geometry().world; ++rank) {
+               if (self.masked(rank)) ranks.append(rank);
+             }
+             return ranks;
+           })
       .def("set_pod_abort",
            [](Segments& self) {
              need_attached(self);
@@ -191,7 +216,8 @@ void bind_segments(nb::module_& module) {
           "wait_signal",
           [](const Segments& self, uint32_t rank, uint32_t ring, uint32_t index, uint64_t at_least,
              uint64_t timeout_ns) {
-            return wait_word(self, checked_signal(self, rank, ring, index), at_least, timeout_ns);
+            return wait_signal(self, rank, checked_signal(self, rank, ring, index), at_least,
+                               timeout_ns);
           },
           "rank"_a, "ring"_a, "index"_a, "at_least"_a, "timeout_ns"_a);
 }
@@ -272,6 +298,7 @@ NB_MODULE(_producer, module) {
   module.attr("DONE") = static_cast<uint8_t>(epfabric::Waited::kDone);
   module.attr("ABORTED") = static_cast<uint8_t>(epfabric::Waited::kAborted);
   module.attr("TIMED_OUT") = static_cast<uint8_t>(epfabric::Waited::kTimedOut);
+  module.attr("MASKED") = epfabric::host::kMasked;
   epfabric::host::bind_packing(module);
   epfabric::host::bind_segments(module);
   epfabric::host::bind_ring(module);

@@ -92,6 +92,12 @@ uint64_t Segments::heartbeat() const {
   return platform::load_relaxed(&reinterpret_cast<const AgentHeader*>(agent_)->heartbeat);
 }
 
+bool Segments::masked(uint32_t rank) const {
+  const auto* words = reinterpret_cast<const uint64_t*>(agent_ + layout_.mask);
+  // Partner: the agent's store, after which commands to the rank complete without effect.
+  return (platform::load_acquire(words + rank / 64) >> (rank % 64) & 1) != 0;
+}
+
 void Segments::set_pod_abort() {
   // Partner: AbortWords::set() in every wait of this pod, and the agent's look at the pod's word.
   platform::store_release(&reinterpret_cast<PodHeader*>(pod_)->abort, 1);

@@ -38,6 +38,8 @@ class Segments {
   const uint64_t* signal(uint32_t rank, uint32_t ring, uint32_t index) const;
   AbortWords aborts() const;
   uint64_t heartbeat() const;
+  // Whether the agent told that the rank is lost. What came from it before is visible.
+  bool masked(uint32_t rank) const;
   void set_pod_abort();
 
   // Forgets the mappings without unmapping them: for a forked child, where they do not exist.

@@ -59,7 +59,7 @@ def test_rows_that_travelled_through_bytes_give_the_reference_bit_for_bit() -> N
         unpacked = moe_plan.unpack_rows(SHAPE, arrived.reshape(len(tokens), SHAPE.dispatch_row))
         sums = moe_plan.partial_sums(SHAPE, rank, *unpacked)
         rows.append(np.frombuffer(sums.tobytes(), np.float32).reshape(len(tokens), SHAPE.hidden))
-    total = moe_plan.sum_in_rank_order(SHAPE, sent, rows)
+    total = moe_plan.sum_in_rank_order(sent, dict(enumerate(rows)))
     assert total.tobytes() == moe_plan.reference(SHAPE, sent).tobytes()
 
 

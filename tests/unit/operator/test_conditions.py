@@ -111,8 +111,13 @@ HEALTHY = {
         ),
         (
             {"a": READY},
-            {"of": fabric(onRankLoss="Mask")},
+            {"of": fabric(nics={"mode": "Configure"})},
             {"Ready": "False NotSupported", "Stalled": "True NotSupported"},
+        ),
+        (
+            {"a": READY},
+            {"of": fabric(onRankLoss="Mask")},
+            {},
         ),
     ],
 )

@@ -210,3 +210,20 @@ def test_no_history_of_sessions_makes_a_counter_fall_or_forget(seed: int) -> Non
 def test_every_metric_has_a_name_of_its_own_and_a_unit() -> None:
     assert len({info.name for info in METRICS}) == len(METRICS)
     assert all(info.unit and info.description for info in METRICS)
+
+
+def test_masked_ranks_are_told_by_the_coordinator_alone_and_end_with_the_epoch() -> None:
+    ledger = Ledger(0)
+    here = BarrierSample("ns", "a", 1, {}, masked=2)
+    elsewhere = BarrierSample("ns", "b", 2, {})
+    ledger.fold(readings(Snapshot(barriers=(here, elsewhere))), 0.0, 10)
+    found = {dict(a)["epfabric.group"]: v for (n, a), v in values(ledger).items() if "masked" in n}
+    assert found == {"a": 2}
+    ledger.fold(readings(Snapshot(sessions=(session("a", 3, masked=5),))), 1.0, 20)
+    assert not [name for name, _ in values(ledger) if name == "epfabric.group.masked"]
+    results = {
+        dict(attributes)["epfabric.result"]: value
+        for (name, attributes), value in values(ledger).items()
+        if name == "epfabric.commands" and value
+    }
+    assert results == {"masked": 5}
