@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 THREADS = 32
 STOP_S = 20.0
 LINGER_S = 2.0
+BEFORE_ENDS_S = 45.0  # a pod's grace period and more
 _log = logging.getLogger("epfabric-agent")
 
 
@@ -69,7 +70,7 @@ def start(options: Options) -> int:
     manifest = read(options.manifest) if options.manifest else None
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pod's rank has several files
-    held = lock(options.state_dir)
+    held = lock(options.state_dir, 0.0 if manifest else BEFORE_ENDS_S)
     try:
         return asyncio.run(serve(options, manifest))
     finally:

@@ -149,6 +149,8 @@ def test_agents_become_ready_with_status_and_lease(site: Site) -> None:
         assert status["sessions"] == 0
         lease = stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
         assert lease["spec"]["holderIdentity"].startswith(node)
+        (owner,) = lease["metadata"]["ownerReferences"]
+        assert owner["uid"] == stand.find("epfabricnode", node)["metadata"]["uid"]
 
 
 def test_a_group_runs_over_two_agents_and_its_epgroup_tells(site: Site) -> None:
@@ -199,6 +201,32 @@ def test_a_group_ends_in_order_while_the_api_server_is_away(site: Site) -> None:
     finally:
         os.kill(server, signal.SIGCONT)
     completed(site, "away", 1)
+
+
+def test_an_agent_waits_for_the_one_before_it_on_its_node(site: Site) -> None:
+    """As when a node goes to another fabric: the agents' pods overlap."""
+    node, processes = next(iter(site.agents)), site.stand.cluster.processes
+    before = site.agents[node]
+    after = processes.start(f"{node}-after", site.commands[node])
+    wait_until(lambda: "another agent" in after.tail(100), READY_S, "to wait", after)
+    assert f"process {before.pid}" in after.tail(100)
+    assert "certified as" not in after.tail(100)
+    before.stop()
+    wait_until(lambda: "certified as" in after.tail(100), READY_S, "to go on", after)
+    site.agents[node] = after
+
+
+def test_a_removed_nodes_lease_goes_with_it(site: Site) -> None:
+    stand, node = site.stand, list(site.agents)[-1]
+    site.agents[node].stop()
+    assert stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
+    stand.cluster.kubectl("delete", "node", node)
+
+    def gone() -> bool:
+        left = stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
+        return left is None and stand.find("epfabricnode", node) is None
+
+    stand.eventually(gone, "the EPFabricNode and the Lease to go")
 
 
 def api_server(site: Site) -> int:
