@@ -8,10 +8,13 @@ import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from epfabric_crds import names
 
 EPILOG = """\
+metrics go by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (docs/telemetry.md)
+
 exit codes:
   0  stopped by a signal
   1  a fault of the operator itself; the log has the traceback
@@ -19,6 +22,9 @@ exit codes:
   3  lost the Lease, or could not renew it in time; start again
   4  no access to the cluster, or its CRDs are missing
 """
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Config:
     log_level: str
     health_port: int
     identity: str
+    metrics_url: str
 
 
 def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = None) -> Config:
@@ -90,8 +97,22 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
     given = parser.parse_args(arguments)
     if not given.agent_image:
         parser.error("--agent-image or EPFABRIC_AGENT_IMAGE must name the agents' image")
+    try:
+        url = metrics_url(env)
+    except ValueError as error:
+        parser.error(str(error))
     pod = env.get("POD_NAME") or socket.gethostname()
-    return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}")
+    return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}", metrics_url=url)
+
+
+def metrics_url(environ: Mapping[str, str]) -> str:
+    """Where metrics go, or nothing. Raises ValueError for what is no http(s) URL."""
+    full, base = (environ.get(name, "").strip() for name in ENDPOINTS)
+    url = full or (base.rstrip("/") + "/v1/metrics" if base else "")
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"{full or base!r} is no http(s) URL: write it like http://collector:4318")
+    return url
 
 
 def _positive(text: str) -> float:

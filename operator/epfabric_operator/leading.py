@@ -15,6 +15,7 @@ from epfabric_operator.election import Election
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import Kube
 from epfabric_operator.loop import EVERYTHING, Loop
+from epfabric_operator.metrics import Metrics
 from epfabric_operator.nodes import NodeCache
 from epfabric_operator.observe import Observer
 from epfabric_operator.plan import PlanConfig
@@ -34,7 +35,12 @@ class Leading:
     """The threads of one leader: its Lease, the nodes, kopf and the one worker."""
 
     def __init__(
-        self, config: Config, api: client.ApiClient, election: Election, tenure: Tenure
+        self,
+        config: Config,
+        api: client.ApiClient,
+        election: Election,
+        tenure: Tenure,
+        metrics: Metrics,
     ) -> None:
         """`api` is fenced by the tenure."""
         self._config = config
@@ -42,6 +48,7 @@ class Leading:
         self._kube = Kube(api, write_s=tenure.write_s)
         self._election = election
         self._tenure = tenure
+        self._metrics = metrics
         self._loop: Loop | None = None
         self._over = threading.Event()
         self._failed = False
@@ -79,9 +86,9 @@ class Leading:
         nodes = NodeCache(kube, lambda: worklist.add(EVERYTHING))
         observer = Observer(kube, config.namespace, policies, nodes)
         wanted = PlanConfig(config.agent_image, config.namespace, config.agent_port, policies)
-        reconciler = Reconciler(kube, observer, wanted, events)
-        signer = Signer(kube, config.namespace, events)
-        loop = Loop(worklist, reconciler, signer, config.resync_seconds)
+        reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
+        signer = Signer(kube, config.namespace, events, self._metrics)
+        loop = Loop(worklist, reconciler, signer, config.resync_seconds, self._metrics)
         if not policies:
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")
         self._thread("nodes", nodes.run)

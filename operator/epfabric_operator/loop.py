@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from epfabric_operator.kube import ApiError
+from epfabric_operator.metrics import Metrics
 from epfabric_operator.reconcile import Reconciler, Unfinished, names_to_visit
 from epfabric_operator.signer import Signer
 from epfabric_operator.worklist import Work, Worklist
@@ -25,12 +26,15 @@ class Loop:
         reconciler: Reconciler,
         signer: Signer,
         resync_s: float,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worklist = worklist
         self._reconciler = reconciler
         self._signer = signer
         self._resync_s = resync_s
+        self._metrics = metrics
+        metrics.queue(worklist.waiting)
         self._clock = clock
         self.beat = clock()
 
@@ -72,6 +76,8 @@ class Loop:
             log.exception("cannot understand the cluster; trying again")
             self._again(works)
             return
+        self._metrics.looked()
+        self._metrics.only(world.fabrics)
         if EVERYTHING in works:
             self._worklist.done(EVERYTHING)
             works = [Work("fabric", name) for name in names_to_visit(world)]
@@ -84,13 +90,17 @@ class Loop:
             self._worklist.failed(work)
 
     def _try(self, work: Work, act: Callable[[], object]) -> None:
+        begin, result = self._clock(), "done"
         try:
             act()
             self._worklist.done(work)
         except (ApiError, Unfinished) as error:
             log.warning("%s %s: %s; trying again", work.kind, work.name, error)
             self._worklist.failed(work)
+            result = "retry"
         except Exception:
             # One object must not stop the others; the traceback is the bug report.
             log.exception("%s %s failed; trying again", work.kind, work.name)
             self._worklist.failed(work)
+            result = "fault"
+        self._metrics.reconciled(work.kind, result, self._clock() - begin)

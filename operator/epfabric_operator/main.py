@@ -20,6 +20,7 @@ from epfabric_operator.fence import fence
 from epfabric_operator.health import HealthServer
 from epfabric_operator.kube import ApiError, Kube, load_client
 from epfabric_operator.leading import FAULT, LOST, STOPPED, Leading
+from epfabric_operator.metrics import Metrics
 from epfabric_operator.tenure import Tenure, Terms
 
 log = logging.getLogger("epfabric_operator")
@@ -80,7 +81,8 @@ def operate(config: Config, stop: threading.Event) -> int:
     fenced = load_client(config.kubeconfig, config.identity)
     fence(fenced, tenure)
     election = Election(kube, config.namespace, config.identity, terms, tenure)
-    leading = Leading(config, fenced, election, tenure)
+    metrics = Metrics(config, lambda: tenure.left_s() > 0)
+    leading = Leading(config, fenced, election, tenure, metrics)
     policies = wait_for_cluster(kube, stop)
     try:
         probes = {"/healthz": leading.stuck, "/readyz": lambda: None}
@@ -90,10 +92,14 @@ def operate(config: Config, stop: threading.Event) -> int:
         return FAULT
     health.start()
     log.info("health on port %s", health.port)
+    code = FAULT
     try:
-        return leading.run(stop, policies) if election.acquire(stop) else STOPPED
+        code = leading.run(stop, policies) if election.acquire(stop) else STOPPED
     finally:
         health.close()
+        if code != LOST:  # that one must not wait for a collector
+            metrics.close()
+    return code
 
 
 if __name__ == "__main__":

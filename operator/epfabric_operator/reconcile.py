@@ -19,6 +19,7 @@ from epfabric_operator import paths
 from epfabric_operator.conditions import Verdict, fabric_status, node_verdict
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube
+from epfabric_operator.metrics import Metrics
 from epfabric_operator.observe import Observer
 from epfabric_operator.plan import Apply, Plan, PlanConfig, plan
 from epfabric_operator.world import World
@@ -33,12 +34,18 @@ class Unfinished(Exception):
 
 class Reconciler:
     def __init__(
-        self, kube: Kube, observer: Observer, config: PlanConfig, events: EventWriter
+        self,
+        kube: Kube,
+        observer: Observer,
+        config: PlanConfig,
+        events: EventWriter,
+        metrics: Metrics,
     ) -> None:
         self._kube = kube
         self._observer = observer
         self._config = config
         self._events = events
+        self._metrics = metrics
         # What was applied last, and the resourceVersion that it had then, by path.
         self._applied: dict[str, tuple[object, str]] = {}
 
@@ -117,6 +124,8 @@ class Reconciler:
         if any(v.status != "True" for v in verdicts.values()):
             world = replace(world, down=self._observer.down(fabric.metadata.name))
         status = fabric_status(fabric, wanted.assignment, world, verdicts, refusal, now)
+        ready = is_true(status.conditions, "Ready")
+        self._metrics.fabric(fabric.metadata.name, ready, status.nodes)
         if to_dict(status) == to_dict(fabric.status):
             return
         body = {

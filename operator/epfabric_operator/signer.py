@@ -20,6 +20,7 @@ from epfabric_operator.csr import (
 )
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube, Object
+from epfabric_operator.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +75,11 @@ def publish(kube: Kube, namespace: str, authority: Authority) -> None:
 
 
 class Signer:
-    def __init__(self, kube: Kube, namespace: str, events: EventWriter) -> None:
+    def __init__(self, kube: Kube, namespace: str, events: EventWriter, metrics: Metrics) -> None:
         self._kube = kube
         self._namespace = namespace
         self._events = events
+        self._metrics = metrics
 
     def refresh(self) -> Authority:
         """The authority as the cluster has it now, made and published where it is missing."""
@@ -101,6 +103,7 @@ class Signer:
         certificate = authority.sign(request, _now())
         csr["status"]["certificate"] = _encode(certificate)
         self._kube.replace(f"{paths.csr(name)}/status", csr)
+        self._metrics.certified("signed")
         log.info("signed the certificate of node %s, fabric %s", request.node, request.fabric)
 
     def _node_of(self, csr: Object) -> AskingNode | None:
@@ -114,6 +117,7 @@ class Signer:
         log.warning("denied certificate request %s: %s", name, refusal)
         denied = _with_condition(csr, "Denied", refusal.reason, str(refusal))
         self._kube.replace(f"{paths.csr(name)}/approval", denied)
+        self._metrics.certified("refused", refusal.reason)
         self._events.warn(csr, refusal.reason, "Deny", str(refusal))
 
 

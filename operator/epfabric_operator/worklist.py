@@ -40,6 +40,10 @@ class Worklist:
     def done(self, work: Work) -> None:
         self._failures.pop(work, None)
 
+    def waiting(self) -> int:
+        with self._changed:
+            return len(self._due)
+
     def take(self, timeout_s: float) -> list[Work]:
         """All that is due, in order; waits for the first one, at most `timeout_s`."""
         end = self._clock() + timeout_s

@@ -9,8 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
 
 import pytest
+from epfabric_operator.config import parse
 from epfabric_operator.kube import ApiError, Kube
 from epfabric_operator.loop import EVERYTHING, Loop
+from epfabric_operator.metrics import Metrics
 from epfabric_operator.reconcile import Reconciler
 from epfabric_operator.signer import Signer
 from epfabric_operator.worklist import Work, Worklist
@@ -107,7 +109,9 @@ class Clock:
 
 def loop(reconciler: Broken, clock: Clock) -> tuple[Loop, Worklist]:
     worklist = Worklist(clock=clock)
-    return Loop(worklist, cast(Reconciler, reconciler), cast(Signer, None), 10, clock), worklist
+    metrics = Metrics(parse(["--agent-image=x"], {}), lambda: False)
+    made = Loop(worklist, cast(Reconciler, reconciler), cast(Signer, None), 10, metrics, clock)
+    return made, worklist
 
 
 def test_a_fabric_that_fails_stops_no_other_and_is_tried_again() -> None:
