@@ -21,69 +21,103 @@ from epfabric_operator.csr import (
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube, Object
 from epfabric_operator.metrics import Metrics
+from epfabric_operator.rotation import Authorities, turn
 
 log = logging.getLogger(__name__)
 
 
-def load_authority(kube: Kube, namespace: str) -> Authority:
-    """The CA of the cluster; made by whoever is first. Publishes its certificate for the agents."""
-    path = f"{paths.secrets(namespace)}/{names.CA_SECRET}"
-    secret = kube.get(path)
-    if secret is None:
-        made = make_authority(_now())
-        data = {"tls.crt": _encode(made.certificate), "tls.key": _encode(made.key)}
-        body: Object = {
+class AuthorityStore:
+    """The authorities in their Secret, and the bundle of what agents trust in its ConfigMap."""
+
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._secrets = paths.secrets(namespace)
+        self._path = f"{self._secrets}/{names.CA_SECRET}"
+
+    def current(self) -> Authorities:
+        """As they should be now: made, replaced in time and published. Raises ApiError."""
+        secret = self._kube.get(self._path)
+        if secret is None:
+            found = Authorities(make_authority(_now()))
+            self._kube.create(self._secrets, self._secret(found, None))
+            log.info("made the agents' certificate authority")
+        else:
+            before = self._read(secret)
+            found = turn(before, _now())
+            if found != before:
+                # With the version that was read: another's change in between is an error here.
+                self._kube.replace(self._path, self._secret(found, secret["metadata"]))
+                log.info("turned the agents' certificate authorities: %s", _told(found))
+        self._publish(found)
+        return found
+
+    def _read(self, secret: Object) -> Authorities:
+        data = {k: base64.b64decode(v) for k, v in (secret.get("data") or {}).items()}
+        try:
+            found = Authorities(
+                Authority(data["tls.crt"], data["tls.key"]),
+                Authority(data["next.crt"], data["next.key"]) if "next.crt" in data else None,
+                data.get("former.crt"),
+                datetime.datetime.fromisoformat(data["former-since"].decode())
+                if "former-since" in data
+                else None,
+            )
+            for authority in filter(None, (found.signing, found.following)):
+                check_authority(authority)
+        except (KeyError, ValueError) as error:
+            text = f"Secret {self._namespace}/{names.CA_SECRET} holds no usable authority ({error})"
+            raise ApiError(0, "BadSecret", f"{text}: delete it, and a new one is made") from error
+        return found
+
+    def _secret(self, found: Authorities, metadata: Object | None) -> Object:
+        data = {"tls.crt": found.signing.certificate, "tls.key": found.signing.key}
+        if found.following:
+            data |= {"next.crt": found.following.certificate, "next.key": found.following.key}
+        if found.former and found.since:
+            data |= {"former.crt": found.former, "former-since": found.since.isoformat().encode()}
+        return {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": names.CA_SECRET, "namespace": namespace},
+            "metadata": metadata or {"name": names.CA_SECRET, "namespace": self._namespace},
             "type": "kubernetes.io/tls",
+            "data": {key: _encode(value) for key, value in data.items()},
+        }
+
+    def _publish(self, found: Authorities) -> None:
+        path = f"{paths.configmaps(self._namespace)}/{names.CA_BUNDLE}"
+        data = {names.CA_BUNDLE_KEY: found.bundle.decode()}
+        before = self._kube.get(path)
+        if before and before.get("data") == data:
+            return
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": names.CA_BUNDLE, "namespace": self._namespace},
             "data": data,
         }
-        try:
-            secret = kube.create(paths.secrets(namespace), body)
-            log.info("made the agents' certificate authority")
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            secret = kube.get(path)
-    data = (secret or {}).get("data") or {}
-    try:
-        authority = Authority(
-            certificate=base64.b64decode(data["tls.crt"]), key=base64.b64decode(data["tls.key"])
-        )
-        check_authority(authority, _now())
-    except (KeyError, ValueError) as error:
-        text = f"Secret {namespace}/{names.CA_SECRET} holds no usable authority ({error})"
-        raise ApiError(0, "BadSecret", f"{text}: delete it, and a new one is made") from error
-    publish(kube, namespace, authority)
-    return authority
+        self._kube.apply(path, body, names.OPERATOR_MANAGER)
 
 
-def publish(kube: Kube, namespace: str, authority: Authority) -> None:
-    path = f"{paths.configmaps(namespace)}/{names.CA_BUNDLE}"
-    data = {names.CA_BUNDLE_KEY: authority.certificate.decode()}
-    before = kube.get(path)
-    if before and before.get("data") == data:
-        return
-    body = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": names.CA_BUNDLE, "namespace": namespace},
-        "data": data,
-    }
-    kube.apply(path, body, names.OPERATOR_MANAGER)
+def _told(found: Authorities) -> str:
+    if found.following:
+        return "a new one is trusted, and will sign when every agent has read it"
+    if found.former:
+        return "the new one signs, the old one is still trusted"
+    return "one signs, and no other is trusted"
 
 
 class Signer:
     def __init__(self, kube: Kube, namespace: str, events: EventWriter, metrics: Metrics) -> None:
         self._kube = kube
         self._namespace = namespace
+        self._store = AuthorityStore(kube, namespace)
         self._events = events
         self._metrics = metrics
 
     def refresh(self) -> Authority:
-        """The authority as the cluster has it now, made and published where it is missing."""
-        return load_authority(self._kube, self._namespace)
+        """The authority that signs now, as the cluster has it."""
+        return self._store.current().signing
 
     def answer(self, name: str) -> None:
         """Sign or deny one request, if it is ours and open. Level-triggered: safe to repeat."""
