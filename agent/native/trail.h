@@ -32,9 +32,10 @@ struct BarrierTimes {
   uint64_t left_ns = 0;      // the last one went
 };
 
-class Trail {
+template <uint64_t kSize>
+class TrailOf {
  public:
-  static constexpr uint64_t kCapacity = 4096;
+  static constexpr uint64_t kCapacity = kSize;
 
   struct Taken {
     uint64_t position = 0;     // from where to go on
@@ -42,7 +43,7 @@ class Trail {
     std::vector<BarrierTimes> barriers;
   };
 
-  Trail() : entries_(std::make_unique<Entry[]>(kCapacity)) {}
+  TrailOf() : entries_(std::make_unique<Entry[]>(kCapacity)) {}
 
   // Each store of a word is a release, so that a reader that saw a new word sees `ticket` change.
   void add(const BarrierTimes& times) {
@@ -110,5 +111,7 @@ class Trail {
   std::unique_ptr<Entry[]> entries_;
   std::atomic<uint64_t> count_{0};
 };
+
+using Trail = TrailOf<4096>;
 
 }  // namespace epfabric::agent
