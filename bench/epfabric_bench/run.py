@@ -30,8 +30,12 @@ class Run:
         print(f"  {text}", file=sys.stderr, flush=True)
 
     def native(self, program: str, seconds: float = 300.0, **options: int) -> list[Line]:
-        """Lines of bench/native/<program>.cc, run with name=value for rounds and each option."""
-        return native.run(program, {"rounds": self.rounds, **options}, seconds, self.say)
+        """Lines of bench/native/<program>.cc, run with name=value for rounds and each option.
+
+        A small run has 90 s at most: less than its test, so that no program outlives that.
+        """
+        bound = min(seconds, 90.0) if self.small else seconds
+        return native.run(program, {"rounds": self.rounds, **options}, bound, self.say)
 
 
 @dataclass(frozen=True)
