@@ -162,6 +162,46 @@ def test_a_memfd_that_changes_while_it_is_registered_is_refused_or_whole() -> No
     assert int(done.stdout) < 150
 
 
+LITTLE_SPACE = """
+import resource
+from pathlib import Path
+from epfabric_agent import _native
+
+def shape(rank):
+    return dict(group=1, rank=rank, world=64, rings=2, depth=64, signals=4, cpus=[-1, -1])
+
+core = _native.Core(address="127.0.1.1")
+core.open_session(**shape(0)).close()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+open_ones, refused = [], 0
+for more in range(0, 96, 3):
+    resource.setrlimit(resource.RLIMIT_AS, (used + (more << 20), unlimited[1]))
+    try:
+        open_ones.append(core.open_session(**shape(more)))
+        break
+    except (_native.NativeError, MemoryError) as error:
+        refused += 1
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+open_ones.append(core.open_session(**shape(63)))
+for session in open_ones:
+    session.close()
+core.close()
+print("refused" if refused else "never")
+"""
+
+
+def test_a_core_without_address_space_refuses_and_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_SPACE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "refused\n", f"{done.returncode} {done.stderr}"
+
+
 def test_the_same_memfd_cannot_be_registered_twice(session: _native.Session) -> None:
     fd = make_memfd(4096)
     session.register_memfd(fd, 4096)

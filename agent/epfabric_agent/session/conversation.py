@@ -28,7 +28,7 @@ from epfabric_agent.session.services import Current, Services
 HELLO_S = 30.0
 REQUESTS_PER_S = 50.0
 REQUEST_BURST = 200
-HELLO_COUNT = 10  # to make a session costs some 20 ms of a CPU
+HELLO_COUNT = 5  # to make a session costs some 10 ms of a CPU
 MAX_REGIONS = 256
 LONG_S = DRAIN_MS / 1000 + LEAVE_S + 5.0  # a leave that is cut off would never be ended
 _log = logging.getLogger(__name__)
