@@ -42,7 +42,11 @@ class Loop {
   Loop(Proxy& proxy, Remote& remote);
   // Turns until the proxy is asked to stop.
   void run();
+  // One turn: work, then a wait if there was nothing.
   void turn();
+  // One look at everything; false when there was nothing to do. A thread that serves several loops
+  // reads the time once for all of them.
+  bool work(uint64_t now_ns);
   bool stopping() const {
     return proxy_.stop_.load(std::memory_order_acquire);  // partner: Proxy::ask_stop()
   }
@@ -71,6 +75,7 @@ class Loop {
   void report_lost(uint32_t rank, const std::string& text);
   void fail(int rank, const std::string& text);
   void barrier_timed_out();
+  void record_barrier();
   void look_at_pod();
   void beat();
   bool active() const;
@@ -103,6 +108,8 @@ class Loop {
   uint64_t barriers_ = 0;  // that the session's rank has left
   uint32_t position_ = 0;
   std::unique_ptr<Delegate> delegate_;
+  bool left_last_ = false;  // the barrier before `barriers_`, as the last one of the node
+  uint64_t left_ns_ = 0;
   std::vector<std::pair<const Proxy*, uint64_t>> unsettled_;
   bool settling_ = false;
 };

@@ -163,9 +163,19 @@ bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
   }
   if (!meeting.released(barriers_)) return false;
   ring.finish();
-  if (meeting.leave(barriers_)) epoch_->barrier_left(barriers_, platform::clock_ns());
+  left_last_ = meeting.leave(barriers_);
+  if (left_last_) left_ns_ = platform::clock_ns();
   barriers_ += 1;
   return true;
+}
+
+// The last one to leave writes down when, once its rank is let go; the stamps stand until that rank
+// enters the next barrier.
+template <class Remote>
+void Loop<Remote>::record_barrier() {
+  if (!left_last_) return;
+  left_last_ = false;
+  epoch_->barrier_left(barriers_ - 1, left_ns_);
 }
 
 // Ring 0 holds the BARRIER; every other ring has to have nothing outstanding and nothing visible,

@@ -28,11 +28,22 @@ Loop<Remote>::Loop(Proxy& proxy, Remote& remote)
 template <class Remote>
 void Loop<Remote>::run() {
   while (!stopping()) turn();
+  record_barrier();
 }
 
 template <class Remote>
 void Loop<Remote>::turn() {
-  now_ns_ = platform::clock_ns();
+  if (work(platform::clock_ns())) {
+    idle_.worked();
+    return;
+  }
+  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { return block(ns); });
+}
+
+template <class Remote>
+bool Loop<Remote>::work(uint64_t now_ns) {
+  now_ns_ = now_ns;
+  record_barrier();
   remote_.begin_turn(now_ns_);
   const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed);
   if ((mark & 1) == 0) proxy_.settle_.store(mark + 1, std::memory_order_release);
@@ -61,11 +72,7 @@ void Loop<Remote>::turn() {
                          std::memory_order_release);  // partner: settled() of a delegate
   }
   if (now_ns_ - beat_ns_ > 10'000'000) beat();
-  if (worked) {
-    idle_.worked();
-    return;
-  }
-  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { return block(ns); });
+  return worked;
 }
 
 // False when there is something to poll first. Asking for the descriptor may move messages, so that
@@ -182,16 +189,22 @@ const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& rec
 template <class Remote>
 bool Loop<Remote>::step_barrier() {
   if (!epoch_->running()) return false;
-  return delegate_->step(
-      platform::clock_ns(),
+  bool moved = false;
+  const uint64_t now_ns = platform::clock_ns();
+  while (delegate_->step(
+      now_ns,
       [this](uint32_t rank, const ControlRecord& record) { return remote_.send(rank, record); },
-      [this] { return settled(); });
+      [this] { return settled(); })) {
+    moved = true;
+  }
+  return moved;
 }
 
 // Whatever a peer's proxy saw acknowledged before its rank entered the barrier may still lie in the
 // queue of a proxy of this node: each of them has to come to the end of its queue once.
 template <class Remote>
 bool Loop<Remote>::settled() {
+  if (epoch_->plan().nodes.size() == 1) return true;
   if (!settling_) {
     settling_ = true;
     unsettled_.clear();

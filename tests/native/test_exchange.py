@@ -118,7 +118,12 @@ def test_after_a_barrier_nobody_reads_older_data_or_signals(transport: str) -> N
                 assert [pod.signal_value(source, 0, 0) for source in range(ranks)] == [
                     round_
                 ] * ranks
-        stats = group.nodes[0].core.barrier_stats(1)
+        core = group.nodes[0].core
+        until(
+            lambda: core.barrier_stats(1)["phases"]["total"]["count"] == 1000,
+            "the times of the last barrier, which are written once it has let go",
+        )
+        stats = core.barrier_stats(1)
         assert {name: phase["count"] for name, phase in stats["phases"].items()} == dict.fromkeys(
             ("arrive", "local", "network", "release", "total"), 1000
         )
