@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import fifo, gpu_fifo, proxy
+from . import barrier, fifo, gpu_fifo, proxy, transport
 
 BENCHES: dict[str, Bench] = {
-    bench.name: bench for bench in (fifo.BENCH, proxy.BENCH, gpu_fifo.BENCH)
+    bench.name: bench
+    for bench in (fifo.BENCH, proxy.BENCH, barrier.BENCH, transport.BENCH, gpu_fifo.BENCH)
 }
