@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ import yaml
 from contract.conftest import rendered
 from contract.stand import NAMESPACE, Stand
 from epfabric_agent.csi import records
+from epfabric_agent.kube import settings_file
 from epfabric_crds import names
 from harness.process import Process, wait_until
 
@@ -136,6 +139,13 @@ def agent_rights(name: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def later() -> Iterator[contextlib.ExitStack]:
+    """What is started in place of something that a test has killed."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 def test_agents_become_ready_with_status_and_lease(site: Site) -> None:
     stand, processes = site.stand, site.agents.values()
     ready = lambda: stand.condition("epfabric", site.fabric, "Ready").get("status") == "True"  # noqa: E731
@@ -151,6 +161,8 @@ def test_agents_become_ready_with_status_and_lease(site: Site) -> None:
         assert lease["spec"]["holderIdentity"].startswith(node)
         (owner,) = lease["metadata"]["ownerReferences"]
         assert owner["uid"] == stand.find("epfabricnode", node)["metadata"]["uid"]
+        kept = settings_file.kept(site.states[node], node, site.fabric)
+        assert kept is not None, "settings for a start without API server"
 
 
 def test_a_group_runs_over_two_agents_and_its_epgroup_tells(site: Site) -> None:
@@ -201,6 +213,33 @@ def test_a_group_ends_in_order_while_the_api_server_is_away(site: Site) -> None:
     finally:
         os.kill(server, signal.SIGCONT)
     completed(site, "away", 1)
+
+
+def test_a_group_ends_with_right_numbers_though_operator_and_api_server_are_killed(
+    site: Site, operator: Process, later: contextlib.ExitStack
+) -> None:
+    """At a random moment of its exchange."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    plane = site.stand.cluster.control_plane
+    running = site.ranks("orphaned", 4, "--iterations=400", "--barriers=500")
+    ready = lambda: group_of(site, "orphaned").get("status", {}).get("phase") == "Ready"  # noqa: E731
+    site.stand.eventually(ready, "the group to be Ready", *site.agents.values())
+    time.sleep(random.Random(seed).uniform(0.0, 1.0))
+    operator.signal(signal.SIGKILL)
+    plane.kill_api_server()
+    try:
+        assert not any(process.ended.is_set() for process in running), "the exchange is too short"
+        for process in running:
+            assert process.wait(RUN_S) == 0, process.tail()
+            result = json.loads(process.log.read_text().strip().splitlines()[-1])
+            assert result["ok"]
+            assert result["bytes_verified"] > 0
+    finally:
+        plane.start_api_server()
+        later.enter_context(site.stand.operator())
+    completed(site, "orphaned", 1)
+    assert not any(agent.ended.is_set() for agent in site.agents.values())
 
 
 def test_an_agent_waits_for_the_one_before_it_on_its_node(site: Site) -> None:

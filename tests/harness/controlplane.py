@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ipaddress
 import secrets
+import signal
 import socket
 import ssl
 import urllib.request
@@ -36,6 +37,8 @@ class ControlPlane:
         self.audit = Audit(self.folder / "audit.log")
         self.token = secrets.token_urlsafe(24)
         self.port = 0
+        self._etcd_port = 0
+        self._server: Process | None = None
 
     @property
     def url(self) -> str:
@@ -44,11 +47,10 @@ class ControlPlane:
     def start(self) -> None:
         programs = build.programs("controlplane")
         self.folder.mkdir(mode=0o700)
-        self.port, etcd_port, peer_port, *ports = free_ports(5)
+        self.port, self._etcd_port, peer_port, *ports = free_ports(5)
         self._write_credentials()
-        etcd = self._start_etcd(programs["etcd"], etcd_port, peer_port)
-        server = self._start_api_server(programs["kube-apiserver"], etcd_port)
-        wait_until(lambda: self.get("/readyz") == b"ok", READY_SECONDS, "/readyz", etcd, server)
+        etcd = self._start_etcd(programs["etcd"], self._etcd_port, peer_port)
+        server = self.start_api_server(etcd)
         common = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
         manager = self.processes.start(
             "kube-controller-manager",
@@ -106,12 +108,25 @@ class ControlPlane:
             ],
         )
 
-    def _start_api_server(self, program: Path, etcd_port: int) -> Process:
+    def kill_api_server(self) -> None:
+        """As a crash; start_api_server() brings it back with all that it knew."""
+        assert self._server is not None
+        self._server.signal(signal.SIGKILL)
+        self._server.wait(READY_SECONDS)
+
+    def start_api_server(self, *others: Process) -> Process:
+        """Ready when this returns. `others`: whose end is an error as well."""
+        self._server = self._run_api_server(build.programs("controlplane")["kube-apiserver"])
+        ready = lambda: self.get("/readyz") == b"ok"  # noqa: E731
+        wait_until(ready, READY_SECONDS, "/readyz", self._server, *others)
+        return self._server
+
+    def _run_api_server(self, program: Path) -> Process:
         return self.processes.start(
             "kube-apiserver",
             [
                 program,
-                f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+                f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
                 "--bind-address=127.0.0.1",
                 "--advertise-address=127.0.0.1",
                 "--endpoint-reconciler-type=none",
