@@ -8,13 +8,17 @@ import json
 import os
 import random
 import resource
+import shutil
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from epfabric_agent import threads
 from epfabric_agent.groups.hub import NoReporter
 from epfabric_agent.manifest.mode import group_pod
 from epfabric_agent.manifest.read import read
@@ -203,3 +207,61 @@ async def test_pods_that_never_read_end_alone(tmp_path: Path) -> None:
             sock.close()
         await until(lambda: not runtime.hub.parts, "the part to go")
         await until(lambda: files() <= before, "files to be closed")
+
+
+async def test_a_hello_is_served_though_the_core_is_replaced_meanwhile(tmp_path: Path) -> None:
+    settings = read(ROOT / "examples/two-agents/fabric.yaml").settings
+    wanted = [replace(settings, proxies=replace(settings.proxies, drain_batch=n)) for n in (8, 16)]
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with serving(tmp_path) as (runtime, path):
+        cores = set()
+        for number in range(24):
+            with connected(path) as sock:
+                change = asyncio.create_task(runtime.apply(wanted[number % 2]))
+                for _ in range(rng.randrange(20)):
+                    await asyncio.sleep(0)
+                if rng.random() < 0.5:
+                    await asyncio.sleep(rng.uniform(0, 0.02))
+                answer = await ask(sock, hello(world=1))
+                assert answer["ok"], answer
+                assert (await ask(sock, b'{"type":"join"}'))["ok"]
+                await asyncio.wait_for(change, WAIT_S)
+            cores.add(id(runtime.core.current))
+            await until(lambda: not runtime.hub.parts, "the part to go")
+            await runtime.apply(wanted[number % 2])
+        assert len(cores) > 1, "no core was replaced"
+
+
+async def test_slow_pods_do_not_hold_up_the_end_of_another_ones_session(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        over = threading.Event()
+        with connected(path) as sock:
+            assert (await ask(sock, hello()))["ok"]
+            slow = [asyncio.create_task(threads.serving(over.wait, WAIT_S)) for _ in range(64)]
+            others = [asyncio.create_task(asyncio.to_thread(over.wait, WAIT_S)) for _ in range(64)]
+            await asyncio.sleep(0.1)
+        try:
+            await until(lambda: not runtime.sessions, "the session to end")
+            assert not over.is_set()
+            assert not any(task.done() for task in slow)
+        finally:
+            over.set()
+            await asyncio.wait([*slow, *others], timeout=WAIT_S)
+
+
+async def test_a_directory_made_anew_is_noticed_though_inodes_come_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        (bound,) = runtime.sockets._sockets.values()
+        assert not bound.stale
+        for _ in range(50):
+            shutil.rmtree(path.parent)
+            path.parent.mkdir()
+            other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with other:
+                other.bind(str(path))
+                assert bound.stale
+        await runtime.sockets.follow([group_pod("moe", path.parent.parent)])
+        with connected(path) as sock:
+            assert (await ask(sock, hello()))["ok"]

@@ -51,8 +51,10 @@ class NoReporter:
 
 
 class Hub:
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, epoch_s: float = EPOCH_S) -> None:
+        """`epoch_s`: how long a hello waits for what the reporter knows of its group."""
         self._reporter = reporter
+        self._epoch_s = epoch_s
         self._parts: dict[str, Part] = {}
         self._coordinators: dict[str, Coordinator] = {}
         self._handles = itertools.count(1)
@@ -97,9 +99,9 @@ class Hub:
             asking = self._asking[group] = asyncio.create_task(self._reporter.last_epoch(pod))
             asking.add_done_callback(lambda _: self._asking.pop(group, None))
         try:
-            return await asyncio.wait_for(asyncio.shield(asking), EPOCH_S)
+            return await asyncio.wait_for(asyncio.shield(asking), self._epoch_s)
         except TimeoutError:
-            _log.warning("the last epoch of group %s is not known in %g s", group, EPOCH_S)
+            _log.warning("the last epoch of group %s is not known in %g s", group, self._epoch_s)
             return 0
 
     async def ended(self, pod: Pod, rank: int) -> None:
