@@ -1,7 +1,7 @@
 """Opens and ends sessions of one rank, one after the other, in every way; for test_loss.
 
-Started with the agent's socket, a seed and how many. Uses the protocol as it is, without the
-library. Prints how many there were of each kind.
+Started with a seed, how many, and the sockets to choose from. Uses the protocol as it is, without
+the library. Prints how many there were of each kind.
 """
 
 from __future__ import annotations
@@ -116,12 +116,12 @@ WAYS = (orderly, cut_off, killed, refused, twin)
 
 
 def main() -> int:
-    path, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    rng = random.Random(seed)
+    seed, count, *paths = sys.argv[1:]
+    rng = random.Random(int(seed))
     done: Counter[str] = Counter()
-    for _ in range(count):
+    for _ in range(int(count)):
         way = rng.choice(WAYS)
-        way(path, rng)
+        way(rng.choice(paths), rng)
         done[way.__name__] += 1
     print(json.dumps(done))
     return 0

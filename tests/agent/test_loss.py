@@ -26,6 +26,7 @@ STALL_S = 3.5  # in which an agent gives a peer up that does not answer its ping
 IDLE_S, IDLE_SHARE = 3.0, 0.05
 STORM = Path(__file__).with_name("storm.py")
 STORM_S = 240.0
+STORMED = tuple(f"storm-{n}" for n in range(4))  # a pod has a rate of its own
 POOLS = 32  # threads that pools may still add
 GROWTH_BYTES = 8 << 20  # over 1,000 sessions
 LAYOUT = "aabb"
@@ -107,7 +108,7 @@ def first_served() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Bed]:
-    groups = ("moe", "other")
+    groups = ("moe", "other", *STORMED)
     times = {"timeout": f"{BARRIER_S:g}s", "joinTimeout": "20s"}
     with first_served(), two_agents(groups, **times) as agents:
         crew = Crew(agents, 6)
@@ -211,11 +212,11 @@ def test_a_stopped_agent_is_named_in_time_and_serves_again_when_it_goes_on(
 
 def test_a_thousand_sessions_leave_nothing(bed: Bed) -> None:
     """Left, cut off, killed and refused ones; a rank that comes at once is never a duplicate."""
-    path = bed.agents.socket("a", "other")
+    paths = [bed.agents.socket("a", group) for group in STORMED]
 
     def storm(count: int) -> None:
         bed.seed += 1
-        argv: list[str | Path] = [sys.executable, STORM, path, str(bed.seed), str(count)]
+        argv: list[str | Path] = [sys.executable, STORM, str(bed.seed), str(count), *paths]
         done = bed.agents.processes.start(f"storm-{bed.seed}", argv)
         assert done.wait(STORM_S) == 0, done.tail()
 

@@ -11,7 +11,9 @@ using namespace epfabric;
 using namespace epfabric::agent;
 
 TEST_CASE("a peer that would lower a signal word fails its group, and lowers nothing") {
-  GroupShape shape{.nodes = {{0}, {1}}, .proxies = {1, 1}};
+  GroupShape shape;
+  shape.nodes = {{0}, {1}};
+  shape.proxies = {1, 1};
   shape.settings.provider = "tcp;ofi_rxm";
   CoreGroup group(shape);
   uint64_t* word = group.pods[1].session->segments().signal(0, 0, 3);
