@@ -19,7 +19,7 @@ from epfabric_agent.telemetry.histogram import fit, from_core
 from epfabric_agent.telemetry.runtime import Telemetry
 from epfabric_agent.telemetry.snapshot import Snapshot
 from harness.prometheus import Prometheus
-from native.pod import Group, barrier
+from native.pod import Group, barrier, until
 
 if TYPE_CHECKING:
     from epfabric_agent._native import BarrierTimes
@@ -55,6 +55,16 @@ def meet(group: Group, straggler: int, late: set[int]) -> None:
         tickets.append((last, last.push(0, barrier())))
         for pod, ticket in tickets:
             pod.wait(0, ticket)
+
+
+def settle(group: Group, met: int) -> None:
+    """Times are written down a moment after the ranks were let go."""
+    for node in group.nodes:
+        core = node.core
+        until(
+            lambda c=core: c.take_barriers(GROUP, met - 1, 1, kept=False)["position"] == met,
+            "times",
+        )
 
 
 def raw(core: Core) -> list[BarrierTimes]:
@@ -116,11 +126,13 @@ def test_the_p99_of_prometheus_is_that_of_the_stamps_and_a_straggler_moves_it(
         for agent in agents:
             ends.callback(agent.shutdown)
         meet(group, straggler, set())
+        settle(group, BARRIERS)
         for agent in agents:
             agent.flush()
         calm = compare(group, prometheus)
         late = set(draw.sample(range(BARRIERS), BARRIERS // 20))
         meet(group, straggler, late)
+        settle(group, 2 * BARRIERS)
         for agent in agents:
             agent.flush()
         moved = compare(group, prometheus)
