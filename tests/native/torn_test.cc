@@ -20,7 +20,7 @@ constexpr uint64_t kLimitNs = 60'000'000'000;
 constexpr uint64_t kBytes = 65536;
 constexpr uint32_t kRings = 3;
 constexpr uint32_t kDepth = 32;
-constexpr uint32_t kLaps = 200;
+constexpr uint32_t kLaps = 10;
 
 std::shared_ptr<Session> open(Core& core, uint64_t group, uint32_t rank, uint32_t world) {
   // One proxy: two of them would copy over each other, which is the pod's affair alone.
