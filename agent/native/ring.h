@@ -55,7 +55,7 @@ class Ring {
       if (cas && !consumer_.peek(1, second)) return false;  // both slots or none
       const Refusal refusal = check(slot, consumer_.next, index_, view, held_.command);
       if (refusal == Refusal::kNone) {
-        held_.posted_bytes = 0;
+        held_.posted_bytes = held_.serial = 0;
         held_.entered = held_.announced = false;
         holding_ = true;
         window_[consumer_.next & (depth_ - 1)] = {0, held_.command.op};
