@@ -6,9 +6,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "memory.h"
 #include "trace.h"
 
 namespace epfabric::agent {
@@ -43,12 +43,12 @@ class TrailOf {
     std::vector<BarrierTimes> barriers;
   };
 
-  TrailOf() : entries_(std::make_unique<Entry[]>(kCapacity)) {}
+  TrailOf() : memory_(Mapping::anonymous(kCapacity * sizeof(Entry), "the stamps of barriers")) {}
 
   // Each store of a word is a release, so that a reader that saw a new word sees `ticket` change.
   void add(const BarrierTimes& times) {
     const uint64_t at = count_.load(std::memory_order_relaxed);
-    Entry& entry = entries_[at % kCapacity];
+    Entry& entry = entry_of(at);
     entry.ticket.store(0, std::memory_order_relaxed);
     const Words words = pack(times);
     for (size_t i = 0; i < words.size(); ++i)
@@ -81,6 +81,9 @@ class TrailOf {
     std::atomic<uint64_t> ticket{0};  // 1 + the entry's place in the trail; 0 while it is written
     std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>> words{};
   };
+  Entry& entry_of(uint64_t at) const {
+    return reinterpret_cast<Entry*>(memory_.data())[at % kCapacity];
+  }
 
   static Words pack(const BarrierTimes& t) {
     const uint64_t place = uint64_t{t.epoch} << 32 | t.last_rank;
@@ -98,7 +101,7 @@ class TrailOf {
 
   // False where the entry is another one by now.
   bool read(uint64_t at, BarrierTimes& out) const {
-    const Entry& entry = entries_[at % kCapacity];
+    const Entry& entry = entry_of(at);
     if (entry.ticket.load(std::memory_order_acquire) != at + 1) return false;
     Words words;
     for (size_t i = 0; i < words.size(); ++i)
@@ -108,7 +111,9 @@ class TrailOf {
     return true;
   }
 
-  std::unique_ptr<Entry[]> entries_;
+  // Zeros are entries that nobody has written. Mapped, so that a group costs what its barriers
+  // write, and all of it goes back when the group does.
+  Mapping memory_;
   std::atomic<uint64_t> count_{0};
 };
 
