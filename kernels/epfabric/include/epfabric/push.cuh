@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fifo.h"
+#include "platform_gpu.cuh"
 
 namespace epfabric {
 
