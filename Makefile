@@ -28,7 +28,7 @@ check: ## lint, types, layers, formatting
 
 bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
 	@$(BOOTSTRAP)
-	@PYTHONPATH=bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot)
+	@PYTHONPATH=tests:bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot)
 
 cluster: ## a control plane for hands-on use, until Ctrl-C
 	@$(BOOTSTRAP)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import native
 from .series import Limit, Line
 
 PAIRS = 9
+SMALL_S = 200.0  # less than the bound of its test
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a bench. `small` is for the tests: short, two rounds, the data still verified."""
+    """One run of a bench. `small` is for the tests: short, two rounds, the data still verified.
+
+    All programs that a small run starts have SMALL_S together: none outlives its test.
+    """
 
     small: bool
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def rounds(self) -> int:
@@ -29,13 +35,16 @@ class Run:
     def say(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
 
-    def native(self, program: str, seconds: float = 300.0, **options: int) -> list[Line]:
-        """Lines of bench/native/<program>.cc, run with name=value for rounds and each option.
+    def seconds(self, full: float) -> float:
+        """How long the next program may take: `full`, or what is left of a small run."""
+        if not self.small:
+            return full
+        return min(full, max(1.0, self.began + SMALL_S - time.monotonic()))
 
-        A small run has 90 s at most: less than its test, so that no program outlives that.
-        """
-        bound = min(seconds, 90.0) if self.small else seconds
-        return native.run(program, {"rounds": self.rounds, **options}, bound, self.say)
+    def native(self, program: str, seconds: float = 300.0, **options: int) -> list[Line]:
+        """Lines of bench/native/<program>.cc, run with name=value for rounds and each option."""
+        options = {"rounds": self.rounds, **options}
+        return native.run(program, options, self.seconds(seconds), self.say)
 
 
 @dataclass(frozen=True)

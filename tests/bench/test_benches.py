@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,35 @@ from pathlib import Path
 import pytest
 from epfabric_bench.benches import BENCHES
 from epfabric_bench.report import faults_of_form
+from epfabric_bench.run import SMALL_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 240
+BOUND_S = SMALL_S + 40
 
 
+def search_path() -> str:
+    """PYTHONPATH of `make bench`."""
+    found = re.search(r"PYTHONPATH=(\S+) \S+ -m epfabric_bench ", (ROOT / "Makefile").read_text())
+    assert found is not None
+    return found[1]
+
+
+def test_make_bench_finds_what_the_bench_of_a_gpu_imports() -> None:
+    imports = "import epfabric_bench.benches.gpu_fifo, harness.device, native.pod"
+    done = subprocess.run(
+        [sys.executable, "-c", imports],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": search_path()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(BOUND_S + 20, func_only=True)
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_small_run_moves_the_right_data_and_writes_the_form(name: str, tmp_path: Path) -> None:
     if reason := BENCHES[name].missing():
@@ -24,7 +49,7 @@ def test_a_small_run_moves_the_right_data_and_writes_the_form(name: str, tmp_pat
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "bench"},
+        env={**os.environ, "PYTHONPATH": search_path()},
         capture_output=True,
         text=True,
         timeout=BOUND_S,
