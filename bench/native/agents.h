@@ -17,7 +17,7 @@ namespace epfabric::bench {
 inline constexpr uint64_t kRegionBytes = 1 << 20;
 inline constexpr uint64_t kAgentLimitNs = 60'000'000'000;
 
-inline void send_descriptors(const Channel& channel, std::span<const int, 2> fds) {
+inline void send_descriptors(const Wire& wire, std::span<const int, 2> fds) {
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   char byte = 0;
   iovec data{&byte, 1};
@@ -29,10 +29,10 @@ inline void send_descriptors(const Channel& channel, std::span<const int, 2> fds
   cmsghdr* head = CMSG_FIRSTHDR(&message);
   *head = {CMSG_LEN(fds.size_bytes()), SOL_SOCKET, SCM_RIGHTS};
   std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
-  if (::sendmsg(channel.fd(), &message, 0) != 1) give_up("passing descriptors failed");
+  if (::sendmsg(wire.fd(), &message, 0) != 1) give_up("passing descriptors failed");
 }
 
-inline std::array<int, 2> receive_descriptors(const Channel& channel) {
+inline std::array<int, 2> receive_descriptors(const Wire& wire) {
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   char byte;
   iovec data{&byte, 1};
@@ -42,7 +42,7 @@ inline std::array<int, 2> receive_descriptors(const Channel& channel) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   const cmsghdr* head = nullptr;
-  if (::recvmsg(channel.fd(), &message, 0) == 1) head = CMSG_FIRSTHDR(&message);
+  if (::recvmsg(wire.fd(), &message, 0) == 1) head = CMSG_FIRSTHDR(&message);
   if (head == nullptr || head->cmsg_len != CMSG_LEN(2 * sizeof(int))) give_up("no descriptors");
   std::array<int, 2> out;
   std::memcpy(out.data(), CMSG_DATA(head), sizeof(out));
@@ -108,7 +108,7 @@ class Pod {
 };
 
 // In the agent's process: opens the sessions, tells main() of them, joins them, serves until told.
-[[noreturn]] inline void run_agent(const Channel& channel, uint32_t node,
+[[noreturn]] inline void run_agent(const Wire& wire, uint32_t node,
                                    const std::vector<std::vector<uint32_t>>& nodes,
                                    const std::vector<PodRegion>& regions, agent::Shape shape) {
   agent::CoreSettings settings;
@@ -121,21 +121,21 @@ class Pod {
     sessions.push_back(core.open_session({1, shape, {-1}, kRegionBytes}));
     sessions.back()->register_memfd(regions[rank].fd, kRegionBytes);
     const agent::Shared shared = sessions.back()->share();
-    send_descriptors(channel, std::array{shared.pod.get(), shared.agent.get()});
-    channel.send(agent::encode(sessions.back()->describe()));
+    send_descriptors(wire, std::array{shared.pod.get(), shared.agent.get()});
+    wire.send(agent::encode(sessions.back()->describe()));
   }
   std::vector<agent::RemoteRank> remote;
   for (uint32_t other = 0; other < nodes.size(); ++other) {
     if (other == node) continue;
-    for (const uint32_t rank : nodes[other]) remote.push_back({rank, other, channel.receive()});
+    for (const uint32_t rank : nodes[other]) remote.push_back({rank, other, wire.receive()});
   }
   core.open_epoch({1, 1, 0, kAgentLimitNs, nodes}, sessions, remote);
-  channel.tell(1);
-  channel.receive();
+  wire.tell(1);
+  wire.receive();
   core.start_epoch(1);
-  channel.tell(1);
+  wire.tell(1);
   uint8_t ignored;
-  (void)!::recv(channel.fd(), &ignored, 1, 0);
+  (void)!::recv(wire.fd(), &ignored, 1, 0);
   core.close_epoch(1);
   core.close();
   ::_exit(0);
@@ -151,30 +151,30 @@ class Agents {
     for (uint32_t node = 0; node < nodes.size(); ++node) {
       int fd;
       children_.push_back(fork_with(fd, 240));
-      if (children_.back() == 0) run_agent(Channel(fd), node, nodes, regions_, shape_);
-      channels_.emplace_back(fd);
+      if (children_.back() == 0) run_agent(Wire(fd), node, nodes, regions_, shape_);
+      wires_.emplace_back(fd);
     }
     for (uint32_t node = 0; node < nodes.size(); ++node) {
       for (const uint32_t rank : nodes[node]) {
-        fds_[rank] = receive_descriptors(channels_[node]);
-        blobs[rank] = channels_[node].receive();
+        fds_[rank] = receive_descriptors(wires_[node]);
+        blobs[rank] = wires_[node].receive();
       }
     }
     for (uint32_t node = 0; node < nodes.size(); ++node) {
       for (uint32_t other = 0; other < nodes.size(); ++other) {
         if (other == node) continue;
-        for (const uint32_t rank : nodes[other]) channels_[node].send(blobs[rank]);
+        for (const uint32_t rank : nodes[other]) wires_[node].send(blobs[rank]);
       }
     }
-    for (const Channel& channel : channels_) channel.receive();
-    for (const Channel& channel : channels_) channel.tell(1);
-    for (const Channel& channel : channels_) channel.receive();
+    for (const Wire& wire : wires_) wire.receive();
+    for (const Wire& wire : wires_) wire.tell(1);
+    for (const Wire& wire : wires_) wire.receive();
   }
 
   Pod pod(uint32_t rank) const { return Pod(shape_, fds_[rank]); }
   std::byte* memory(uint32_t rank) const { return regions_[rank].data; }
   void end() {
-    for (const Channel& channel : channels_) channel.tell(0);
+    for (const Wire& wire : wires_) wire.tell(0);
     for (const pid_t child : children_) {
       if (!ended_well(child)) give_up("an agent did not end well");
     }
@@ -185,7 +185,7 @@ class Agents {
   std::vector<PodRegion> regions_;
   std::vector<std::array<int, 2>> fds_;  // by rank
   std::vector<pid_t> children_;
-  std::vector<Channel> channels_;
+  std::vector<Wire> wires_;
 };
 
 }  // namespace epfabric::bench

@@ -1,7 +1,7 @@
 // The barrier of eight ranks of one node, by the loop that agents run: from the last BARRIER
 // visible to the last release stored. One thread drives the eight proxies' loops in turn, from a
 // place that chance chose, so that no other thread's scheduling is measured. Options: rounds,
-// barriers.
+// barriers, seed (of those places; printed).
 #include <fcntl.h>
 
 #include <atomic>
@@ -134,7 +134,9 @@ int run(int count, char** values) {
   Node node;
   pin(0);
   Driver driver(node);
-  std::mt19937_64 random(options.number("seed", std::random_device{}()));
+  const uint64_t seed = options.number("seed", std::random_device{}());
+  std::fprintf(stderr, "barrier: seed=%llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
   bool good = true;
   for (uint64_t round = 0; round < options.number("rounds", 9); ++round) {
     std::vector<double> samples;

@@ -17,7 +17,7 @@ using namespace epfabric::bench;
 namespace {
 
 constexpr uint32_t kDepth = 1024;
-constexpr uint32_t kDrain = 32;  // taken from a ring before the producer is told, as a proxy does
+constexpr uint32_t kBatch = 32;  // taken from a ring before the producer is told, as a proxy does
 constexpr Metric kRate{"commands_per_second", "1/s", true};
 constexpr Metric kTrip{"round_trip_seconds", "s", false};
 
@@ -157,16 +157,16 @@ class Pair {
     uint32_t looks = 0;
     for (uint64_t left = commands; left > 0;) {
       uint64_t got = 0;
-      for (uint32_t ring = 0; ring < rings_.size(); ++ring) got += drain(ring);
+      for (uint32_t ring = 0; ring < rings_.size(); ++ring) got += take_some(ring);
       left -= got;
       if (got == 0) spin(looks);
     }
   }
 
-  uint32_t drain(uint32_t ring) {
+  uint32_t take_some(uint32_t ring) {
     uint32_t got = 0;
     uint64_t ticket = taken_[ring];
-    for (Slot slot; got < kDrain && rings_[ring]->pop(slot); ++got) {
+    for (Slot slot; got < kBatch && rings_[ring]->pop(slot); ++got) {
       const Slot expected = command_of(ring, ticket++);
       right_ = right_ && slot.lo == expected.lo && slot.hi == expected.hi;
     }

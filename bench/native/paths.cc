@@ -13,7 +13,7 @@
 namespace epfabric::bench {
 namespace {
 
-constexpr const char* kFutex = "pthread_barrier";
+constexpr const char* kPeer = "pthread_barrier";
 
 // What the pods' processes share with main().
 struct Board {
@@ -84,7 +84,7 @@ void barriers(const std::vector<std::vector<uint32_t>>& nodes, uint32_t ranks, c
       pod.wait_all();
     });
   };
-  const auto futex = [&](uint32_t rank) {
+  const auto peer = [&](uint32_t rank) {
     meet_often(board, rank, ranks, told.trips, [&] { ::pthread_barrier_wait(&board.barrier); });
   };
   const auto print = [&](const char* side, uint64_t round) {
@@ -98,8 +98,8 @@ void barriers(const std::vector<std::vector<uint32_t>>& nodes, uint32_t ranks, c
         pushed += told.trips;
         print(kOurs, round);
       } else if (beside) {
-        in_processes(ranks, futex);
-        print(kFutex, round);
+        in_processes(ranks, peer);
+        print(kPeer, round);
       }
     }
   }

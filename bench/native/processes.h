@@ -22,9 +22,9 @@ namespace epfabric::bench {
   ::_exit(1);
 }
 
-class Channel {
+class Wire {
  public:
-  explicit Channel(int fd) : fd_(fd) {}
+  explicit Wire(int fd) : fd_(fd) {}
   int fd() const { return fd_; }
 
   void send(std::span<const std::byte> bytes) const {
@@ -50,8 +50,8 @@ class Channel {
   int fd_;
 };
 
-// The child's pid, or 0 in the child; `channel` leads to the other one.
-inline pid_t fork_with(int& channel, unsigned seconds) {
+// The child's pid, or 0 in the child; `wire` leads to the other one.
+inline pid_t fork_with(int& wire, unsigned seconds) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0) give_up("socketpair failed");
   const pid_t parent = ::getpid();
@@ -62,7 +62,7 @@ inline pid_t fork_with(int& channel, unsigned seconds) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
   }
-  channel = ends[child == 0 ? 1 : 0];
+  wire = ends[child == 0 ? 1 : 0];
   ::close(ends[child == 0 ? 0 : 1]);
   return child;
 }

@@ -115,7 +115,7 @@ class Bare {
   uint64_t fill() { return producers_.fill(); }
   [[gnu::noinline]] void serve(uint64_t commands) {
     while (commands > 0) {
-      for (uint32_t ring = 0; ring < kRings; ++ring) commands -= drain(ring);
+      for (uint32_t ring = 0; ring < kRings; ++ring) commands -= take_some(ring);
     }
   }
   bool verified() const {
@@ -126,7 +126,7 @@ class Bare {
   }
 
  private:
-  uint32_t drain(uint32_t ring) {
+  uint32_t take_some(uint32_t ring) {
     Consumer& consumer = consumers_[ring];
     uint32_t got = 0;
     Command command;

@@ -42,9 +42,9 @@ std::shared_ptr<Session> make_session(uint32_t rank, const Region16& region) {
 
 class Side {
  public:
-  Side(uint32_t rank, const Channel& channel)
+  Side(uint32_t rank, const Wire& wire)
       : rank_(rank),
-        channel_(channel),
+        wire_(wire),
         session_(make_session(rank, region_)),
         fabric_("tcp;ofi_rxm", "127.0.3." + std::to_string(rank + 1)),
         ring_(0, session_->segments().slots(0), session_->segments().counters(0), kShape.depth),
@@ -53,9 +53,9 @@ class Side {
     own.proxies.push_back({transport_.address(),
                            transport_.mailbox(),
                            {transport_.add_region(session_->regions()[0])}});
-    channel_.send(encode(own));
+    wire_.send(encode(own));
     std::vector<SessionBlob> blobs(2);
-    blobs[1 - rank] = decode(channel_.receive());
+    blobs[1 - rank] = decode(wire_.receive());
     epoch_ =
         std::make_unique<Epoch>(EpochPlan{1, 1, 0, kLimitNs, {{0}, {1}}}, std::vector{session_},
                                 std::move(blobs), std::make_shared<BarrierStats>(5), events_);
@@ -109,15 +109,15 @@ class Side {
   }
   // Goes on when the other side is here too; what it said.
   uint64_t meet(uint64_t value) {
-    channel_.tell(value);
+    wire_.tell(value);
     uint64_t other;
-    while (!channel_.told(other)) poll();
+    while (!wire_.told(other)) poll();
     return other;
   }
 
  private:
   const uint32_t rank_;
-  const Channel channel_;
+  const Wire wire_;
   Region16 region_;
   std::shared_ptr<Session> session_;
   Fabric fabric_;
@@ -213,8 +213,8 @@ int run(int count, char** values) {
   const pid_t child = fork_with(fd, 120);
   const bool first = child != 0;
   pin(first ? 0 : 1);
-  const Channel channel(fd);
-  Side side(first ? 0 : 1, channel);
+  const Wire wire(fd);
+  Side side(first ? 0 : 1, wire);
   const uint64_t from = options.number("first", 0);
   for (uint64_t round = from; round < from + options.number("rounds", 1); ++round) {
     for (const uint64_t bytes : {uint64_t{8}, uint64_t{7168}}) {
