@@ -32,7 +32,7 @@ LOOK_S = 0.2
 
 
 class Leading:
-    """The threads of one leader: its Lease, the nodes, kopf and the one worker."""
+    """The threads of one leader: its Lease, the nodes, kopf and the loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The operator's one worker: takes what is due and reconciles it; a thread of main.py."""
+"""The operator's one loop: takes what is due and reconciles it; a thread of leading.py."""
 
 from __future__ import annotations
 

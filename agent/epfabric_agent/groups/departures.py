@@ -1,8 +1,8 @@
 """How ranks go from a running epoch, in order or lost: in rounds; for membership.
 
 A rank may go when no node writes to it any more; barriers give up a lost one when every node shows
-that it is masked. One round is under way at a time; what is asked meanwhile goes
-together in the next one, lost ranks first.
+that it is masked. One round is under way at a time; what is asked meanwhile goes together in the
+next one, lost ranks first.
 """
 
 from __future__ import annotations

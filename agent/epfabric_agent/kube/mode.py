@@ -36,7 +36,6 @@ STATUS_S = 1.0
 RECORDS_S = 0.2
 RECORDS_ALL = 25  # looks between two that check every socket
 LEASE_RETRY_S = 2.0
-LOOK_FOR_OWNER_S = 0.5
 LEASE_LOOK_S = 0.5
 STATISTICS_S = 30.0
 _log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ MAX_CONNECTIONS = 128
 MAX_TURNED_AWAY = 16  # at once, beyond those; then connections wait in the backlog
 CONNECTIONS_PER_S = 50.0
 CONNECTION_BURST = 256
-REQUESTS_PER_S = 200.0
-REQUEST_BURST = 2000
+POD_REQUESTS_PER_S = 200.0
+POD_REQUEST_BURST = 2000
 PAUSE_S = 1.0
 LOOK_S = 0.1
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PodSocket:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = PodThread()
         self._connections = Rate(CONNECTIONS_PER_S, CONNECTION_BURST)
-        self._requests = Rate(REQUESTS_PER_S, REQUEST_BURST)
+        self._requests = Rate(POD_REQUESTS_PER_S, POD_REQUEST_BURST)
         self._sock, self._bound = _bind(pod.directory)
         self._listen()
 
