@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -36,7 +37,7 @@ def ours(run: Run, number: int) -> list[Line]:
 
 
 def peers(run: Run, number: int) -> list[Line]:
-    """The peer tells the mean of a run only, so that ours is compared as means of blocks.
+    """The peer tells the mean of a run only, so that ours is compared as a mean too.
 
     It does not look at its data, and nobody else can: `verified` says nothing of it.
     """
@@ -53,11 +54,12 @@ def ping_pong(run: Run, size: int, trips: int) -> float:
     what = [PEER, "-p", "tcp;ofi_rxm", "-e", "rdm", "-I", str(trips), "-S", str(size)]
     limit_s = run.seconds(LIMIT_S)
     end = time.monotonic() + limit_s
-    with subprocess.Popen([*what, "-B", str(port)], stdout=subprocess.DEVNULL) as server:
+    serve = [*on_core(1), *what, "-B", str(port)]
+    with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
         try:
             while True:
                 client = subprocess.run(
-                    [*what, "-P", str(port), "127.0.0.1"],
+                    [*on_core(0), *what, "-P", str(port), "127.0.0.1"],
                     capture_output=True,
                     text=True,
                     timeout=limit_s,
@@ -70,6 +72,12 @@ def ping_pong(run: Run, size: int, trips: int) -> float:
                 time.sleep(0.05)  # the server does not listen yet
         finally:
             server.terminate()
+
+
+def on_core(number: int) -> list[str]:
+    """As the sides of native/transport.cc are pinned."""
+    cores = sorted(os.sched_getaffinity(0))
+    return ["taskset", "-c", str(cores[number])] if number < len(cores) else []
 
 
 def seconds_of(table: str) -> float:
