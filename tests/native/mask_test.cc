@@ -3,12 +3,12 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 
-#include <cstdio>
 #include <random>
 #include <thread>
 
 #include "barrier_cluster.h"
 #include "core.h"
+#include "seed.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -17,7 +17,19 @@ using namespace epfabric::test;
 namespace {
 
 constexpr uint64_t kLimitNs = 60'000'000'000;
+constexpr uint64_t kSeenNs = 20'000'000'000;
 constexpr uint64_t kBarriers = 60;
+
+// Whether it came to be so within the bound.
+template <class Seen>
+bool within(Seen seen) {
+  const uint64_t end = platform::clock_ns() + kSeenNs;
+  while (!seen()) {
+    if (platform::clock_ns() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 // A cluster whose ranks run to the last barrier, or are lost on the way.
 struct Run {
@@ -116,9 +128,7 @@ struct Run {
 
 TEST_CASE(
     "whoever is lost, and whenever: the others leave every barrier, none before all entered") {
-  const uint64_t seed = std::random_device{}();
-  std::printf("mask_test seed %llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(seed());
   const std::vector<std::vector<std::vector<uint32_t>>> shapes = {{{0, 1}},
                                                                   {{0, 1, 2}},
                                                                   {{0}, {1}},
@@ -170,7 +180,7 @@ TEST_CASE(
 TEST_CASE("ranks on threads go on when one stops anywhere and is excluded") {
   constexpr uint32_t kMembers = 4;
   constexpr uint64_t kCount = 300;
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(seed());
   for (int round = 0; round < 8; ++round) {
     Meeting meeting(kMembers);
     const uint64_t stop = random() % kCount;
@@ -183,20 +193,22 @@ TEST_CASE("ranks on threads go on when one stops anywhere and is excluded") {
         if (victim && n == stop && where == 1) break;
         meeting.enter(n, position, n + 1);
         if (victim && n == stop) break;
-        while (!meeting.released(n)) {
+        const bool released = within([&] {
           if (position == 0 && meeting.full(n)) meeting.release(n, n + 1);
-          std::this_thread::yield();
-        }
+          return meeting.released(n);
+        });
+        if (!released) break;  // the last barrier is not released then
         meeting.leave(n);
       }
       if (victim) stopped = true;
     };
     std::vector<std::thread> threads;
     for (uint32_t i = 0; i < kMembers; ++i) threads.emplace_back(rank, i, i == 2);
-    while (!stopped) std::this_thread::yield();
+    const bool gone = within([&] { return stopped.load(); });
     meeting.exclude(2);
     for (std::thread& thread : threads) thread.join();
-    CHECK(meeting.released(kCount - 1));
+    REQUIRE(gone);
+    REQUIRE(meeting.released(kCount - 1));
   }
 }
 
@@ -226,9 +238,9 @@ struct Local {
   bool run(uint32_t rank, uint32_t ring, Producer& to, const Slot& slot) const {
     const Segments& segments = sessions[rank]->segments();
     const AbortWords aborts{&segments.pod_header()->abort, &segments.header()->abort};
-    while (!to.try_push(&slot, 1)) std::this_thread::yield();
-    return wait_at_least(&segments.counters(ring)->completed, to.head, aborts, kLimitNs) ==
-           Waited::kDone;
+    return within([&] { return to.try_push(&slot, 1); }) &&
+           wait_at_least(&segments.counters(ring)->completed, to.head, aborts, kLimitNs) ==
+               Waited::kDone;
   }
 };
 
@@ -242,14 +254,15 @@ TEST_CASE(
     const auto write = [&](uint32_t rank) {
       Producer ring = local.producer(rank, 1);
       Slot slot{};
-      REQUIRE(pack_write({victim, 0, 1024 * (1 + rank), 1024, 1, 1}, slot));
-      while (!end) CHECK(local.run(rank, 1, ring, slot));
+      bool whole = pack_write({victim, 0, 1024 * (1 + rank), 1024, 1, 1}, slot);
+      while (whole && !end) whole = local.run(rank, 1, ring, slot);
+      CHECK(whole);
     };
     const uint32_t others[] = {1, victim == 0 ? 2u : 0u};
     std::vector<std::thread> threads;
     for (const uint32_t rank : others) threads.emplace_back(write, rank);
     const uint64_t* signal = local.sessions[victim]->segments().signal(1, 1, 1);
-    while (platform::load_acquire(signal) < 100) std::this_thread::yield();
+    const bool written = within([&] { return platform::load_acquire(signal) >= 100; });
     local.core.mask_ranks(1, {victim});
     local.core.mask_ranks(1, {victim});
     CHECK(local.sessions[victim]->segments().header()->abort == 1);
@@ -259,16 +272,19 @@ TEST_CASE(
     CHECK(local.sessions[victim]->regions().empty());
     for (const uint32_t rank : others) {
       const auto& masked = local.sessions[rank]->rings()[1]->count().masked;
-      while (masked.get() < 100) std::this_thread::yield();
+      CHECK(within([&] { return masked.get() >= 100; }));
       CHECK(*local.sessions[rank]->segments().mask(victim) == uint64_t{1} << victim);
     }
     end = true;
     for (std::thread& thread : threads) thread.join();
+    REQUIRE(written);
     std::vector<std::thread> meet;
     for (const uint32_t rank : others) {
       meet.emplace_back([&local, rank] {
         Producer ring = local.producer(rank, 0);
-        for (int i = 0; i < 50; ++i) CHECK(local.run(rank, 0, ring, pack_barrier()));
+        int met = 0;
+        while (met < 50 && local.run(rank, 0, ring, pack_barrier())) ++met;
+        CHECK(met == 50);
       });
     }
     for (std::thread& thread : meet) thread.join();

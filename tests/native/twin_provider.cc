@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "seed.h"
+
 namespace {
 
 constexpr const char* kName = "twin";
@@ -82,6 +84,14 @@ struct Message {
   void* context = nullptr;
 };
 
+// By any thread; every port and fabric has its own from the process's seed.
+uint_fast32_t draw() {
+  static std::mutex mutex;
+  static std::mt19937 random(static_cast<uint_fast32_t>(epfabric::test::seed()));
+  const std::scoped_lock lock(mutex);
+  return random();
+}
+
 // From one port to another.
 struct Wire {
   Lane<Message> messages;
@@ -108,7 +118,7 @@ struct Port {
   std::vector<std::shared_ptr<Wire>> wires;                    // by fi_addr_t
   std::deque<fi_cq_data_entry> completions;
   std::atomic<Inbound*> inbound{nullptr};
-  std::minstd_rand random{std::random_device{}()};
+  std::minstd_rand random{draw()};
 
   ~Port() {
     for (Inbound* at = inbound.load(); at != nullptr;) delete std::exchange(at, at->next);
@@ -337,7 +347,7 @@ extern "C" int fi_getinfo(uint32_t version, const char* node, const char* servic
     return own<decltype(fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, out);
   *out = ::fi_dupinfo(hints);
   (*out)->ep_attr->max_msg_size = kMaxMessage;
-  (*out)->tx_attr->iov_limit = (*out)->tx_attr->rma_iov_limit = 1 + std::random_device{}() % 2;
+  (*out)->tx_attr->iov_limit = (*out)->tx_attr->rma_iov_limit = 1 + draw() % 2;
   (*out)->domain_attr->mr_mode = 0;  // offsets, and keys of the caller's choice
   (*out)->domain_attr->mr_key_size = sizeof(uint64_t);
   (*out)->domain_attr->cq_data_size = sizeof(uint64_t);

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cores.h"
+#include "seed.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -313,7 +314,6 @@ class Rank {
 };
 
 void run_trial(const char* name, GroupShape shape, Areas areas) {
-  const uint64_t seed = std::random_device{}();
   const char* longer = std::getenv("EPFABRIC_STRESS_S");
   const double seconds = longer != nullptr ? std::atof(longer) : 1.5;
   areas.world = 0;
@@ -322,16 +322,15 @@ void run_trial(const char* name, GroupShape shape, Areas areas) {
   areas.signals = shape.signals;
   shape.bytes = areas.bytes();
   CoreGroup group(shape);
-  Trial trial(group, areas, seed,
+  Trial trial(group, areas, test::seed(),
               platform::clock_ns() + static_cast<uint64_t>(seconds * 1'000'000'000));
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < areas.world; ++rank)
     threads.emplace_back([&trial, rank] { Rank(trial, rank).run(); });
   for (std::thread& thread : threads) thread.join();
-  std::printf("versions_test %s: seed %llu, %llu rounds\n", name,
-              static_cast<unsigned long long>(seed),
+  std::printf("versions_test %s: %llu rounds\n", name,
               static_cast<unsigned long long>(trial.last.load()));
-  INFO("seed " << seed);
+  INFO("seed " << trial.seed);
   CHECK(trial.fault == "");
   group.close();
 }
