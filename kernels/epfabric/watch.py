@@ -13,7 +13,7 @@ from epfabric import messages
 from epfabric.failure import Failure
 
 _LOOK_S = 0.1
-_STILL_LIMIT_S = 1.0
+STILL_LIMIT_S = 1.0
 _FAIR_GAP_S = 0.25
 
 
@@ -32,7 +32,7 @@ class Stillness:
         else:
             self._still_s += min(now - self._last_look, _FAIR_GAP_S)
         self._last_look = now
-        return self._still_s >= _STILL_LIMIT_S
+        return self._still_s >= STILL_LIMIT_S
 
 
 class Watch:
@@ -76,7 +76,7 @@ class Watch:
             if still.look(self._heartbeat(), time.monotonic()):
                 self._fail(
                     f"the agent of node {self._node} gave no sign of life for "
-                    f"{_STILL_LIMIT_S:g} s: look at its pod on that node"
+                    f"{STILL_LIMIT_S:g} s: look at its pod on that node"
                 )
                 return
 

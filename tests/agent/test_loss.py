@@ -18,11 +18,14 @@ from agent.crew import Crew, Event, Member
 from agent.frozen import frozen, thread_named
 from agent.survey import Held, Lateness, held, shares
 from agent.two_agents import WAIT_S, TwoAgents, two_agents
+from epfabric.watch import STILL_LIMIT_S
+from epfabric_agent.peers.channels import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS
 from harness.process import HarnessError, wait_until
 
-BARRIER_S = 4.0
-NOTICE_S = 2.0  # in which a rank learns that its agent is gone
-STALL_S = 3.5  # in which an agent gives a peer up that does not answer its pings
+NOTICE_S = 2 * STILL_LIMIT_S  # in which a rank learns that its agent is gone
+# In which an agent gives a peer up that does not answer its pings.
+STALL_S = 2 * (KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS) / 1000
+BARRIER_S = STALL_S + 1.0  # so that no barrier's own end hides that nobody looked
 IDLE_S, IDLE_SHARE = 3.0, 0.05
 STORM = Path(__file__).with_name("storm.py")
 STORM_S = 240.0
@@ -49,6 +52,7 @@ class Bed:
 
     def attach(self, work: str, spared: str = "") -> None:
         """Four ranks over both agents, and the other group."""
+        print(f"seed {self.seed}, and the next one for what is exchanged")
         self.seed += 1
         self.crew.attach(self.ranks, LAYOUT, "moe", work, self.seed)
         self.crew.attach(self.others, OTHER[spared], "other", "blocks", self.seed)

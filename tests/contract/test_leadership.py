@@ -20,6 +20,7 @@ from harness.process import wait_until
 LOST = 3
 WITHIN_S = 30.0  # this machine may be busy
 SEED = random.SystemRandom().randrange(2**32)
+MOMENTS = random.Random(SEED)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def replicas(running: Replicas) -> Iterator[Replicas]:
 
 
 def sometime() -> None:
-    time.sleep(random.Random(SEED + time.monotonic_ns()).uniform(0.0, 0.6))
+    time.sleep(MOMENTS.uniform(0.0, 0.6))
 
 
 def patch_lease(stand: Stand, **spec: object) -> None:

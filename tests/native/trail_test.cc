@@ -76,10 +76,12 @@ TEST_CASE("a reader of a trail that moves on sees whole entries, and each once o
     }
   };
   while (seen < kSeen && std::chrono::steady_clock::now() < end) look();
+  const uint64_t meanwhile = seen;
   enough.store(true);
   writer.join();
   look();
   CHECK(torn == 0);
+  CHECK(meanwhile > 0);
   CHECK(position == written);
   CHECK(seen + overwritten == written);
 }

@@ -133,7 +133,6 @@ def test_exactly_the_slow_barriers_are_kept_by_all_agents_with_their_straggler(
         for times in zip(*by_rank, strict=True)
     ]
     quick = {number for number in range(barriers) if most_ns[number] < SLOW_NS}
-    assert len(quick) >= barriers // 2, "the machine is too busy for this test to say anything"
     assert late <= kept.keys()
     assert not kept.keys() & quick
     for number, trace in kept.items():
@@ -141,6 +140,8 @@ def test_exactly_the_slow_barriers_are_kept_by_all_agents_with_their_straggler(
         assert SLOW_NS - ROUNDED_NS <= took_ns <= most_ns[number] + ROUNDED_NS
     for number in late:
         assert kept[number].root.attributes[LAST_RANK] == straggler
+    if len(quick) < barriers // 2:
+        pytest.skip(f"a busy machine: {len(quick)} of {barriers} barriers were surely quick")
 
 
 @pytest.mark.parametrize("ratio", [1, 0.3])

@@ -12,7 +12,9 @@ import pytest
 from epfabric_agent.telemetry import traces as module
 from epfabric_agent.telemetry.config import TelemetryConfig
 from epfabric_agent.telemetry.spans import (
+    BARRIER,
     LAST_RANK,
+    NODE,
     NODE_SPAN,
     PARTS,
     ROOT_SPAN,
@@ -23,6 +25,7 @@ from epfabric_agent.telemetry.spans import (
 )
 from epfabric_agent.telemetry.traces import BATCH, MOST_A_LOOK, MOST_WAITING, TakenKept, Traces
 from harness.otlp_receiver import receiving
+from opentelemetry.sdk.trace import ReadableSpan
 
 END_S = 10.0
 SPANS_A_BARRIER = 1 + len(PARTS)
@@ -53,6 +56,12 @@ def config(url: str, interval_s: float = 0.02) -> TelemetryConfig:
     return TelemetryConfig(url, interval_s, node="n1", fabric="moe")
 
 
+def place(span: ReadableSpan) -> tuple[object, object]:
+    """Of which barrier and node it is."""
+    assert span.attributes is not None
+    return span.attributes[BARRIER], span.attributes[NODE]
+
+
 def test_agents_that_know_only_the_trace_id_make_one_tree() -> None:
     trace_id = secrets.token_bytes(16)
     ends = (10, 20, 30, 40, 50)
@@ -70,11 +79,12 @@ def test_agents_that_know_only_the_trace_id_make_one_tree() -> None:
     assert (root.name, root.start_time, root.end_time) == (ROOT_SPAN, 5, 50)
     assert root.attributes is not None
     assert root.attributes[LAST_RANK] == 3
+    wholes = {place(span): span for span in spans if span.name == NODE_SPAN}
+    assert wholes.keys() == {(9, "a"), (9, "b")}
     for span in spans:
         if span.parent is not None:
-            parent = by_id[span.parent.span_id]
-            assert parent is (root if span.name == NODE_SPAN else parent)
-            assert parent.name in (ROOT_SPAN, NODE_SPAN)
+            parent = root if span.name == NODE_SPAN else wholes[place(span)]
+            assert by_id[span.parent.span_id] is parent
     whole = [s for s in spans if s.name != ROOT_SPAN and s.name != NODE_SPAN]
     assert [(s.start_time, s.end_time) for s in whole] == 2 * list(itertools.pairwise(ends))
 
