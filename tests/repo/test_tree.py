@@ -107,3 +107,16 @@ def test_lint_types_layers_and_formatting_hold() -> None:
         ["make", "--no-print-directory", "check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_fixtures_of_a_package_stand_in_one() -> None:
+    """Elsewhere pytest keeps them, and what they started, until the whole run ends."""
+    mark = 'scope="pack' + 'age"'
+    alone = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path.suffix == ".py"
+        and mark in path.read_text()
+        and not path.with_name("__init__.py").is_file()
+    ]
+    assert not alone, f"add an __init__.py beside: {alone}"

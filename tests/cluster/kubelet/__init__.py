@@ -1,0 +1,1 @@
+"""The stand-in kubelet on its own; a package, so that its fixtures end with it."""
