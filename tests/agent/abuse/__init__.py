@@ -1,1 +1,1 @@
-"""A client that breaks every rule, beside others that must not notice; a package for its fixtures."""
+"""A client that breaks every rule, beside others that must not notice."""
