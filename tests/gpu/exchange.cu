@@ -145,11 +145,34 @@ extern "C" __global__ void meet(const DeviceRank* rank, uint64_t* sent, const ui
   }
 }
 
-// How a wait for something that never comes ends, and after how many nanoseconds.
-extern "C" __global__ void wait_in_vain(const DeviceRank* rank, uint32_t* waited, uint64_t* took) {
+// How a wait of this kind for something that never comes ends, and after how many nanoseconds. By
+// one warp of one rank of two. `stage`, which the host reads meanwhile: 1 from when it waits, 2
+// afterwards.
+extern "C" __global__ void wait_in_vain(const DeviceRank* rank, uint32_t kind, uint64_t* stage,
+                                        uint32_t* waited, uint64_t* took) {
+  enum : uint32_t { kSignal, kRoom, kCompleted, kDrain, kBarrier };
+  const bool first = platform::lane() == 0;
+  const DeviceRing ring = rank->ring(0);
+  // The other rank enters no barrier: what follows one in its ring is never taken.
+  if (first && kind == kDrain) push_one(ring, pack_barrier(), rank->bounds());
   const uint64_t begin = platform::clock_ns();
-  *waited = static_cast<uint32_t>(rank->wait_signal(0, 0, 0, ~uint64_t{0}));
+  if (first && kind != kRoom) platform::store_release(stage, 1);
+  Waited found = Waited::kDone;
+  if (kind == kBarrier) {
+    found = rank->barrier();
+  } else if (first) {
+    if (kind == kSignal) found = rank->wait_signal(0, 0, 0, ~uint64_t{0});
+    if (kind == kCompleted) found = rank->wait_completed(0, 0);
+    if (kind == kDrain) found = rank->drain(0);
+    for (uint32_t n = 0; kind == kRoom && n < 2 * ring.depth && found == Waited::kDone; ++n) {
+      if (n >= ring.depth + platform::load_relaxed(ring.tail)) platform::store_release(stage, 1);
+      found = push_one(ring, pack_barrier(), rank->bounds()).waited;
+    }
+  }
+  if (!first) return;
+  *waited = static_cast<uint32_t>(found);
   *took = platform::clock_ns() - begin;
+  platform::store_release(stage, 2);
 }
 
 // The offsets of DeviceRank's fields and its size, for its mirror.
