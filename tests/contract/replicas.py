@@ -130,5 +130,6 @@ def changing(stand: Stand, name: str) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(WAIT_S)
         stand.cluster.kubectl("delete", "epf", name)
+        assert not thread.is_alive(), "the changes do not end"

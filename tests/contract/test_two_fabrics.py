@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from contract.stand import Stand
+from contract.stand import WAIT_S, Stand
 from epfabric_crds import names
 from harness.audit import Write
 from harness.process import Process
@@ -212,7 +212,8 @@ def test_two_that_are_made_at_one_moment_share_without_a_change_of_mind(rivals: 
     for maker in makers:
         maker.start()
     for maker in makers:
-        maker.join()
+        maker.join(WAIT_S)
+        assert not maker.is_alive(), "it is not made"
     rivals.eventually(lambda: all(map(stand.label, rivals.nodes)), "every node is somebody's")
     has = stand.label(rivals.nodes[0])
     assert has in both

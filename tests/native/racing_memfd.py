@@ -10,7 +10,7 @@ import sys
 import threading
 
 from epfabric_agent import _native
-from native.pod import Pod, make_memfd, write
+from native.pod import LIMIT_S, Pod, make_memfd, write
 
 SIZE = 1 << 20
 PUNCH_HOLE = 3  # with KEEP_SIZE
@@ -42,7 +42,9 @@ def attempt(core: _native.Core) -> bool:
     except _native.NativeError:
         registered = False
     stop.set()
-    racer.join()
+    racer.join(LIMIT_S)
+    if racer.is_alive():
+        raise TimeoutError("the racing thread does not end")
     if registered:
         core.open_epoch(1, 1, [session], [], 0, [[0]], 1000)
         core.start_epoch(1)

@@ -24,8 +24,7 @@ def wait_for(fds: list[int], limit_s: float = 30.0) -> int:
 
 
 def event_of(node: Node, limit_s: float = 30.0) -> _native.Event:
-    ready, _, _ = select.select([node.core.event_fd()], [], [], limit_s)
-    assert ready, "no event within its bound"
+    wait_for([node.core.event_fd()], limit_s)
     events = node.core.events()
     assert len(events) == 1
     return events[0]

@@ -19,7 +19,7 @@ from epfabric_agent.telemetry.core_counts import session_sample
 from epfabric_agent.telemetry.snapshot import Snapshot
 from epfabric_host import _producer
 from harness.otlp_receiver import Receiver, receiving
-from native.abusive_slots import (
+from native.hostile_slots import (
     Slots,
     Target,
     reasons_of,

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from agent.abuse.seat import Seat, said
 from agent.two_agents import TwoAgents
-from native.abusive_slots import Target, stream, unpack
+from native.hostile_slots import Target, stream, unpack
 from native.pod import Pod, barrier, until
 
 SIZE = 1 << 16

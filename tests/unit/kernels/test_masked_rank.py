@@ -69,4 +69,5 @@ def test_a_wait_that_runs_out_is_still_a_time_out(tmp_path: Path) -> None:
         grow = threading.Timer(0.1, ring.flush)
         grow.start()
         assert session.wait_signal(0, 0, 0, at_least=1, timeout_s=BOUND_S)
-        grow.join()
+        grow.join(BOUND_S)
+        assert not grow.is_alive()

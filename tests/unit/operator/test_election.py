@@ -183,6 +183,7 @@ def test_a_write_that_waits_for_its_connection_is_not_sent_after_the_tenure() ->
     tenure.renew(clock())
     received = []
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
         settings = client.Configuration(host=f"http://127.0.0.1:{server.getsockname()[1]}")
         settings.retries = False
         api = client.ApiClient(configuration=settings)
