@@ -8,6 +8,27 @@ namespace {
 constexpr uint32_t kNoNode = ~0u;
 }  // namespace
 
+BarrierTimes times_of(const BarrierStamps& stamps, const Id128& group, uint32_t epoch,
+                      uint64_t number, bool leads, uint64_t left_ns) {
+  const auto get = [](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed);  // ordered by released()
+  };
+  const Collected& known = stamps.collected;
+  return {group,
+          number,
+          epoch,
+          known.last_rank,
+          leads,
+          known.kept,
+          known.began_ns,
+          get(stamps.first_ns),
+          get(stamps.entered_ns),
+          known.posted_ns,
+          known.network_ns,
+          get(stamps.released_ns),
+          left_ns};
+}
+
 Delegate::Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats)
     : plan_(plan),
       meeting_(meeting),
@@ -43,14 +64,26 @@ uint64_t Delegate::waited_ns(uint64_t now_ns) const {
   return now_ns > first_ns ? now_ns - first_ns : 0;
 }
 
+// Whoever would have been the last one to leave the barrier before was lost first. The others have
+// left it, since they are in this one; when is not known.
+void Delegate::record_unleft() {
+  if (looked_back_ == number_) return;
+  looked_back_ = number_;
+  const BarrierStamps& stamps = meeting_.stamps(number_ - 1);
+  if (stamps.leaving.load(std::memory_order_acquire) == 0) return;  // partner: Meeting::leave()
+  const uint64_t left_ns = stamps.released_ns.load(std::memory_order_relaxed);
+  stats_.finished(times_of(stamps, plan_.group, plan_.epoch, number_ - 1, leads(), left_ns));
+}
+
 // All local ranks have entered. A node whose ranks are all excluded has a part only as the leader.
 bool Delegate::gathered(uint64_t now_ns) {
+  record_unleft();
   const BarrierStamps& stamps = meeting_.stamps(number_);
   const bool ranks = stamps.ranks != 0;
   last_rank_ = last_local_rank();
   began_ns_ = ranks ? stamps.first_ns.load(std::memory_order_relaxed) : now_ns;
+  if (!ranks && (!leads() || needed_ == 1)) return false;
   if (!leads()) {
-    if (!ranks) return false;
     state_ = State::kPosting;
   } else {
     posted_ns_ = now_ns;
@@ -143,8 +176,8 @@ const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uin
 }
 
 uint64_t Delegate::begin_ns() const {
-  if (meeting_.begun(number_)) return meeting_.begun_ns();
-  return remote_began_ns_;
+  const uint64_t first_ns = meeting_.begun(number_) ? meeting_.waits_ns(number_) : 0;
+  return first_ns != 0 ? first_ns : remote_began_ns_;
 }
 
 bool Delegate::timed_out(uint64_t now_ns) {
@@ -174,9 +207,9 @@ std::vector<uint32_t> Delegate::missing() const {
   return out;
 }
 
-// The leader's node has the root of the trace, also where nobody is left there to leave.
+// The trace needs this node's part, also where nobody is left to leave: the leader's is its root.
 void Delegate::keep_without_ranks(uint64_t number, uint64_t now_ns) {
-  stats_.keep({plan_.group, number, plan_.epoch, last_rank_, true, true, began_ns_, posted_ns_,
+  stats_.keep({plan_.group, number, plan_.epoch, last_rank_, leads(), true, began_ns_, posted_ns_,
                posted_ns_, posted_ns_, network_ns_, now_ns, now_ns});
 }
 
@@ -191,7 +224,7 @@ void Delegate::next(uint64_t now_ns) {
   early_began_ns_ = 0;
   early_ = 0;
   const Collected known{began_ns_, posted_ns_, network_ns_, last_rank_, kept_};
-  if (kept_ && meeting_.stamps(done).ranks == 0) keep_without_ranks(done, now_ns);
+  if (kept_ && meeting_.stamps(done).leaving == 0) keep_without_ranks(done, now_ns);
   release_seen_ = present_sent_ = kept_ = false;
   expired_ = 0;
   meeting_.release(done, now_ns, known);

@@ -27,6 +27,10 @@ struct BarrierPlan {
   std::shared_ptr<const KeepRule> keep{};    // nullptr: no barrier is kept as a trace
 };
 
+// A barrier's entry in the trail, once it was released.
+BarrierTimes times_of(const BarrierStamps& stamps, const Id128& group, uint32_t epoch,
+                      uint64_t number, bool leads, uint64_t left_ns);
+
 class Delegate {
  public:
   Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats);
@@ -70,6 +74,7 @@ class Delegate {
   void arrived(uint32_t node, const Arrival& arrival, uint64_t now_ns);
   bool complete() const { return arrived_ >= needed_; }
   void collected(uint32_t last_rank, uint64_t now_ns);
+  void record_unleft();
   void keep_without_ranks(uint64_t number, uint64_t now_ns);
   template <class Send>
   bool post_releases(Send&& send);
@@ -86,6 +91,7 @@ class Delegate {
   std::vector<Node> nodes_;
   State state_ = State::kGathering;
   uint64_t number_ = 0;
+  uint64_t looked_back_ = 0;      // the last barrier at which record_unleft() looked
   uint32_t needed_ = 0;           // nodes
   uint32_t arrived_ = 0;          // nodes
   uint32_t early_ = 0;            // nodes that arrived at the next one already
@@ -149,8 +155,10 @@ bool Delegate::post_releases(Send&& send) {
 template <class Send>
 bool Delegate::post_present(uint64_t now_ns, Send&& send) {
   if (leads() || present_sent_ || meeting_.members() > 64) return false;
+  const uint64_t half_ns = plan_.timeout_ns / 2;
+  if (!meeting_.begun(number_) || now_ns < meeting_.begun_ns() + half_ns) return false;
   const uint64_t begin = begin_ns();
-  if (begin == 0 || now_ns < begin + plan_.timeout_ns / 2) return false;
+  if (begin == 0 || now_ns < begin + half_ns) return false;
   uint64_t mask = 0;
   for (uint32_t i = 0; i < meeting_.members(); ++i) {
     if (meeting_.has_entered(number_, i)) mask |= uint64_t{1} << i;

@@ -14,6 +14,25 @@ namespace {
 constexpr uint64_t kStopNs = 5'000'000'000;
 constexpr uint64_t kSettleNs = 1'000'000'000;
 
+// All are made, also where one fails; check() throws the first one's reason.
+class Attempts {
+ public:
+  template <class Call>
+  void make(Call&& call) {
+    try {
+      call();
+    } catch (const NativeError& failed) {
+      if (error_.empty()) error_ = failed.what();
+    }
+  }
+  void check() const {
+    if (!error_.empty()) throw NativeError(error_);
+  }
+
+ private:
+  std::string error_;
+};
+
 void check_settings(const CoreSettings& settings) {
   const auto require = [](bool good, const std::string& what) {
     if (!good) throw NativeError(what);
@@ -211,10 +230,13 @@ void Core::end(const std::shared_ptr<Epoch>& epoch) {
   remove(epoch);
   for (const auto& session : epoch->sessions()) session->ask_stop();
   const Deadline limit(kStopNs);
-  for (const auto& session : epoch->sessions()) session->stop(limit.left_ns());
+  Attempts attempts;
+  for (const auto& session : epoch->sessions())
+    attempts.make([&] { session->stop(limit.left_ns()); });
   for (const auto& session : epoch->sessions()) {
-    if (epoch->masked(session->shape().rank)) session->close(kStopNs);
+    if (epoch->masked(session->shape().rank)) attempts.make([&] { session->close(kStopNs); });
   }
+  attempts.check();
 }
 
 void Core::mask_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {
@@ -226,8 +248,10 @@ void Core::mask_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {
   }
   // What its proxies had posted ends, too, so that nothing of it arrives after a barrier without
   // it. Where a peer is slow, closing the session ends that.
+  const Deadline limit(kSettleNs);
   for (const auto& session : epoch->sessions()) {
-    if (epoch->masked(session->shape().rank)) session->settle(kSettleNs);
+    if (epoch->masked(session->shape().rank) && !session->closed())
+      session->settle(limit.left_ns());
   }
 }
 
@@ -272,18 +296,10 @@ void Core::close() {
     closed_ = true;
     for (const auto& [group, epoch] : epochs_) epochs.push_back(epoch);
   }
-  // All of them, also where one does not end in time: the first reason is told afterwards.
-  std::string error;
-  const auto attempt = [&error](auto&& end) {
-    try {
-      end();
-    } catch (const NativeError& failed) {
-      if (error.empty()) error = failed.what();
-    }
-  };
-  for (const auto& epoch : epochs) attempt([&] { close_epoch(epoch->plan().group); });
-  for (const auto& session : sessions()) attempt([&] { session->close(kStopNs); });
-  if (!error.empty()) throw NativeError(error);
+  Attempts attempts;
+  for (const auto& epoch : epochs) attempts.make([&] { close_epoch(epoch->plan().group); });
+  for (const auto& session : sessions()) attempts.make([&] { session->close(kStopNs); });
+  attempts.check();
 }
 
 }  // namespace epfabric::agent

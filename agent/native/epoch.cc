@@ -117,15 +117,9 @@ BarrierPlan Epoch::barrier_plan() const {
 }
 
 void Epoch::barrier_left(uint64_t number, uint64_t now_ns) {
-  const BarrierStamps& stamps = meeting_->stamps(number);
-  const auto get = [](const std::atomic<uint64_t>& word) {
-    return word.load(std::memory_order_relaxed);  // ordered by released()
-  };
-  const Collected& known = stamps.collected;
-  stats_->finished({plan_.uid, number, plan_.epoch, known.last_rank,
-                    node_ == node_of_[plan_.leader_rank], known.kept, known.began_ns,
-                    get(stamps.first_ns), get(stamps.entered_ns), known.posted_ns, known.network_ns,
-                    get(stamps.released_ns), now_ns});
+  const bool leads = node_ == node_of_[plan_.leader_rank];
+  stats_->finished(
+      times_of(meeting_->stamps(number), plan_.uid, plan_.epoch, number, leads, now_ns));
 }
 
 void Epoch::leave(uint32_t rank) {

@@ -61,6 +61,10 @@ Fabric::Fabric(const std::string& provider, const std::string& address) : addres
         "')");
   }
   info_.reset(found);
+  if (info_->ep_attr->max_order_waw_size < info_->ep_attr->max_msg_size) {
+    throw NativeError("libfabric's provider '" + provider + "' orders only writes up to " +
+                      std::to_string(info_->ep_attr->max_order_waw_size) + " bytes");
+  }
   if (info_->domain_attr->cq_data_size < 4) {
     throw NativeError("libfabric's provider '" + provider +
                       "' carries less than 4 bytes of immediate data");

@@ -42,10 +42,8 @@ LibfabricTransport::LibfabricTransport(const Fabric& fabric, uint32_t index, con
                                   "records to send")),
       mailbox_key_(endpoint_.register_memory(mailboxes_.data(), mailboxes_.bytes())),
       staging_key_(endpoint_.register_memory(staging_.data(), staging_.bytes())),
-      operations_(kOperations),
       completions_(kMaxBatch) {
-  free_.reserve(kOperations);
-  for (Operation& operation : operations_) free_.push_back(&operation);
+  add_operations(std::max(kOperations, 2 * limits.inflight));  // no rank takes all
   regions_.reserve(kMaxRegions);
 }
 
@@ -150,10 +148,12 @@ Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, 
 
 void LibfabricTransport::give_back(Operation* operation) {
   abandoned_ -= operation->abandoned ? 1 : 0;
+  lost_ -= operation->lost ? 1 : 0;
   operation->abandoned = operation->lost = false;
   operation->ring = nullptr;
   operation->link->inflight -= 1;
   operation->link->inflight_bytes -= operation->bytes;
+  operation->link = nullptr;
   free_.push_back(operation);
   count_.inflight.set(inflight());
 }
@@ -179,12 +179,20 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
   return false;
 }
 
+// Off the path of commands. Operations stay where they are: the provider knows them by address.
+void LibfabricTransport::add_operations(size_t count) {
+  free_.reserve(operations_.size() + count);
+  for (size_t i = 0; i < count; ++i) free_.push_back(&operations_.emplace_back());
+}
+
+// The provider may hold an abandoned operation for minutes: others take its place.
 void LibfabricTransport::abandon(uint32_t rank) {
+  const uint64_t before = abandoned_;
   for (Operation& operation : operations_) {
-    if (operation.ring == nullptr || operation.link->rank != rank) continue;
-    if (operation.kind == Operation::Kind::kMarker) {
+    if (operation.link == nullptr || operation.link->rank != rank || operation.abandoned) continue;
+    if (operation.ring != nullptr && operation.kind == Operation::Kind::kMarker) {
       operation.ring->part_done(operation.ticket);  // of a DRAIN, which covers others too
-    } else {
+    } else if (operation.ring != nullptr) {
       operation.ring->part_masked(operation.ticket);
     }
     operation.ring = nullptr;
@@ -195,6 +203,7 @@ void LibfabricTransport::abandon(uint32_t rank) {
       abandoned_ += 1;
     }
   }
+  add_operations(abandoned_ - before);
   std::erase_if(behind_, [rank](Link* link) {
     if (link->rank != rank) return false;
     link->delivered = link->posted;
@@ -204,9 +213,17 @@ void LibfabricTransport::abandon(uint32_t rank) {
   count_.inflight.set(inflight());
 }
 
-void LibfabricTransport::drop_regions() {
-  region_keys_.clear();
-  regions_.clear();
+void LibfabricTransport::stop_trying() {
+  for (const auto& link : links_) link->busy_since_ns = 0;
+}
+
+// Of ranks that left in good order after all: nobody waits for what was lost.
+void LibfabricTransport::release_lost() {
+  for (Operation& operation : operations_) {
+    if (!operation.lost || !epoch_->left(operation.link->rank)) continue;
+    operation.ring->part_done(operation.ticket);
+    give_back(&operation);
+  }
 }
 
 Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) {

@@ -7,6 +7,7 @@
 #include <rdma/fi_errno.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,7 +43,7 @@ struct Link {
   uint64_t delivered = 0;      // known to be visible at the peer
   uint64_t drain = 0;          // the last DRAIN that has a marker here
   uint64_t progress_ns = 0;    // last completion, or first operation after none
-  uint64_t busy_since_ns = 0;  // refused posts without any success since; 0 = none
+  uint64_t busy_since_ns = 0;  // refused posts without any success or credit since; 0 = none
   int error = 0;               // a post that failed for another reason than a full queue
   bool owes = false;           // in the list of credits to send
   bool behind = false;         // in the list of links with undelivered operations
@@ -53,13 +54,13 @@ struct Link {
 
 struct Operation {
   fi_context2 context{};  // first: the completion names it
-  Link* link = nullptr;
-  Ring* ring = nullptr;  // nullptr: nothing waits for it
+  Link* link = nullptr;   // nullptr: it is free
+  Ring* ring = nullptr;   // nullptr: nothing waits for it
   uint64_t ticket = 0;
   uint64_t bytes = 0;
   uint64_t covers = 0;  // marker: the link's operations before it
   enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker } kind = Kind::kPart;
-  bool lost = false;       // it failed; held until its rank is masked or the epoch has ended
+  bool lost = false;  // it failed; held until its rank is masked, has left, or the epoch has ended
   bool abandoned = false;  // nobody waits for its completion, since its rank is masked
 };
 
@@ -100,15 +101,15 @@ class LibfabricTransport {
   void watch(Lose&& lose);
   // The rank is masked: what was under way to it counts as complete.
   void abandon(uint32_t rank);
-  // After this no peer reaches the session's regions; records still go both ways.
-  void drop_regions();
+  // The own rank is masked: what was refused is not tried again.
+  void stop_trying();
 
   int wait_fd() { return endpoint_.wait_fd(); }
   uint64_t inflight() const { return operations_.size() - free_.size() - abandoned_; }
   RecordView view_of(const Link& link) const;
 
  private:
-  static constexpr uint32_t kOperations = 4096;  // per proxy: its share of the NIC's queue
+  static constexpr uint32_t kOperations = 4096;  // at least, per proxy: of the NIC's queue
   static constexpr uint64_t kScratchBytes = 4096;
 
   bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring,
@@ -119,6 +120,8 @@ class LibfabricTransport {
   Endpoint::Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
   void give_back(Operation* operation);
+  void add_operations(size_t count);
+  void release_lost();
   bool posted(ssize_t result, Operation* operation);
   void add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain);
   uint32_t domain_at(uint32_t rank, uint32_t proxy) const;
@@ -140,9 +143,10 @@ class LibfabricTransport {
   LocalKey staging_key_;
   std::vector<LocalKey> region_keys_;
   std::vector<const Region*> regions_;
-  std::vector<Operation> operations_;
+  std::deque<Operation> operations_;
   std::vector<Operation*> free_;
   uint64_t abandoned_ = 0;
+  uint64_t lost_ = 0;
   std::vector<Completion> completions_;
   Epoch* epoch_ = nullptr;
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
@@ -186,8 +190,10 @@ void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
   }
   count_.records_received.add(1);
   const char* fault = fault_of(record, view_of(link));
+  const uint64_t acknowledged = link.outbox.acknowledged();
   if (fault == nullptr && !link.outbox.acknowledge(record.consumed))
     fault = "credit for what was not sent";
+  if (link.outbox.acknowledged() != acknowledged) link.busy_since_ns = 0;
   if (fault == nullptr) fault = take(link, record);
   if (fault != nullptr) {
     fail(static_cast<int>(link.rank), std::string("it sent a bad record: ") + fault);
@@ -211,6 +217,7 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
   // by the abort word.
   if (lost && operation->ring != nullptr) {
     operation->lost = true;
+    lost_ += 1;
   } else {
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
@@ -231,6 +238,7 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
 
 template <class Lose>
 void LibfabricTransport::watch(Lose&& lose) {
+  if (lost_ > 0) release_lost();
   for (const auto& link : links_) {
     if (epoch_ == nullptr || epoch_->gone(link->rank)) continue;
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;

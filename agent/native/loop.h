@@ -24,7 +24,7 @@ class NoRemote {
   bool send(uint32_t, const ControlRecord&) { return false; }
   void send_credits() {}
   void abandon(uint32_t) {}
-  void drop_regions() {}
+  void stop_trying() {}
   template <class Take, class Lose, class Fail>
   size_t poll(size_t, Take&&, Lose&&, Fail&&) {
     return 0;
@@ -101,7 +101,7 @@ class Loop {
   bool failed_ = false;
   uint64_t changes_ = 0;         // of the epoch's ranks, that were taken note of
   std::vector<uint8_t> lost_;    // by rank: it was reported
-  std::vector<uint8_t> masked_;  // by rank: what was under way to it is given up
+  std::vector<uint8_t> masked_;  // by rank: the state in which what was under way was given up
 
   // Proxy 0 only.
   const Session* session_ = nullptr;

@@ -139,7 +139,6 @@ bool Loop<Remote>::handle_request() {
   try {
     if (request->kind == Request::Kind::kAddRegion)
       request->key = remote_.add_region(*request->region);
-    if (request->kind == Request::Kind::kDropRegions) remote_.drop_regions();
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
   } catch (const std::exception& error) {  // NativeError, or no memory
     request->error = error.what();
@@ -190,11 +189,13 @@ template <class Remote>
 bool Loop<Remote>::step_barrier() {
   if (!epoch_->running()) return false;
   bool moved = false;
-  const uint64_t now_ns = platform::clock_ns();
-  while (delegate_->step(
-      now_ns,
-      [this](uint32_t rank, const ControlRecord& record) { return remote_.send(rank, record); },
-      [this] { return settled(); })) {
+  const uint64_t number = delegate_->number();  // one barrier a turn is the most
+  while (delegate_->number() == number && delegate_->step(
+                                              now_ns_,
+                                              [this](uint32_t rank, const ControlRecord& record) {
+                                                return remote_.send(rank, record);
+                                              },
+                                              [this] { return settled(); })) {
     moved = true;
   }
   return moved;
@@ -224,14 +225,16 @@ template <class Remote>
 void Loop<Remote>::take_changes() {
   changes_ = epoch_->changes();
   for (uint32_t rank = 0; rank < epoch_->world(); ++rank) {
-    if (masked_[rank] || !epoch_->masked(rank)) continue;
-    masked_[rank] = 1;
+    const uint8_t state = epoch_->state(rank);
+    if (state < kMasked || masked_[rank] == state) continue;
+    masked_[rank] = state;
     remote_.abandon(rank);
   }
   if (epoch_->masked(shape_.rank)) {
     for (Ring* ring : order_) {
       if (ring->holding()) ring->mask();
     }
+    remote_.stop_trying();
   }
   if (!delegate_) return;
   const auto& nodes = epoch_->plan().nodes;
@@ -243,10 +246,12 @@ void Loop<Remote>::take_changes() {
   }
 }
 
-// Nothing reaches that rank any more.
+// Nothing reaches that rank any more. To a masked rank only its node's barrier still matters.
 template <class Remote>
 void Loop<Remote>::lose(uint32_t rank, const std::string& text) {
   if (!epoch_ || epoch_->gone(rank)) return;
+  const bool meets = delegate_ && epoch_->delegate_of(epoch_->node_of(rank)) == rank;
+  if (epoch_->masked(shape_.rank) && !meets) return;
   if (!epoch_->plan().mask || !epoch_->running()) return fail(static_cast<int>(rank), text);
   report_lost(rank, "rank " + std::to_string(shape_.rank) + " lost rank " + std::to_string(rank) +
                         ": " + text);
@@ -266,7 +271,7 @@ void Loop<Remote>::report_lost(uint32_t rank, const std::string& text) {
 
 template <class Remote>
 void Loop<Remote>::fail(int rank, const std::string& text) {
-  if (!epoch_ || failed_) return;
+  if (!epoch_ || failed_ || (rank >= 0 && epoch_->gone(static_cast<uint32_t>(rank)))) return;
   failed_ = true;
   const std::string who = rank < 0 ? "a peer" : "rank " + std::to_string(rank);
   epoch_->fail(

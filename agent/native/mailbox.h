@@ -42,6 +42,7 @@ class Outbox {
     return true;
   }
   uint64_t total() const { return sent_; }
+  uint64_t acknowledged() const { return acknowledged_; }
 
  private:
   ControlRecord* staging_;

@@ -42,6 +42,7 @@ class Meeting {
   // A rank's BARRIER was taken (it may still have work outstanding).
   void announce(uint64_t number, uint32_t position, uint64_t now_ns) {
     seats_[position].announced_ns.store(now_ns, std::memory_order_relaxed);
+    seats_[position].announced.store(number + 1, std::memory_order_release);  // partner: waits_ns()
     if (begun_.load(std::memory_order_relaxed) > number) return;
     begun_ns_.store(now_ns, std::memory_order_relaxed);   // of several at once, one stands
     begun_.store(number + 1, std::memory_order_release);  // partner: begun()
@@ -55,6 +56,17 @@ class Meeting {
 
   bool begun(uint64_t number) const { return begun_.load(std::memory_order_acquire) > number; }
   uint64_t begun_ns() const { return begun_ns_.load(std::memory_order_relaxed); }
+  // The same without ranks that are excluded by now; 0 = none of the others is there.
+  uint64_t waits_ns(uint64_t number) const {
+    uint64_t first_ns = 0;
+    for (const Seat& seat : seats_) {
+      if (seat.announced.load(std::memory_order_acquire) <= number) continue;
+      if (seat.excluded.load(std::memory_order_acquire)) continue;
+      const uint64_t at_ns = seat.announced_ns.load(std::memory_order_relaxed);
+      if (first_ns == 0 || at_ns < first_ns) first_ns = at_ns;
+    }
+    return first_ns;
+  }
   bool has_entered(uint64_t number, uint32_t position) const {
     return seats_[position].entered.load(std::memory_order_acquire) > number;
   }
@@ -81,8 +93,8 @@ class Meeting {
     return released_.load(std::memory_order_acquire) > number;
   }
 
-  // A rank retires its BARRIER. True for the last one, which records the times; for none where a
-  // rank was excluded between the two.
+  // A rank retires its BARRIER. True for the last one, which records the times; for none where one
+  // was lost in between: then the delegate records them (barrier.h).
   bool leave(uint64_t number) {
     return stamps_[number & 1].leaving.fetch_sub(1, std::memory_order_acq_rel) == 1;
   }
@@ -96,7 +108,8 @@ class Meeting {
 
  private:
   struct alignas(64) Seat {
-    std::atomic<uint64_t> entered{0};  // barriers
+    std::atomic<uint64_t> entered{0};    // barriers
+    std::atomic<uint64_t> announced{0};  // barriers
     std::atomic<uint64_t> announced_ns{0};
     std::atomic<uint64_t> entered_ns{0};
     std::atomic<bool> excluded{false};

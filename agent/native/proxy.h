@@ -31,7 +31,7 @@ struct ProxySettings {
 
 // Something that only the proxy's own thread may do.
 struct Request {
-  enum class Kind : uint8_t { kAddRegion, kOpenEpoch, kDropRegions } kind = Kind::kAddRegion;
+  enum class Kind : uint8_t { kAddRegion, kOpenEpoch } kind = Kind::kAddRegion;
   const Region* region = nullptr;
   std::shared_ptr<Epoch> epoch;
   RemoteKey key;      // answer

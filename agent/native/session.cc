@@ -209,20 +209,13 @@ void Session::release_peers(uint64_t timeout_ns) {
   }
 }
 
-// Of a masked rank whose proxy 0 is the node's delegate: that and the segments stay, the memory
-// goes.
+// Of a masked rank whose proxy 0 is the node's delegate: that, the segments and the regions stay. A
+// peer's late write to a region that is gone would end the connection that carries the barrier.
 void Session::serve_as_delegate(uint64_t timeout_ns) {
-  if (delegate_only_) return;
   for (size_t i = 1; i < proxies_.size(); ++i) proxies_[i]->ask_stop();
   for (size_t i = 1; i < proxies_.size(); ++i) {
     if (!proxies_[i]->join(timeout_ns)) throw NativeError("a masked rank's proxy did not end");
   }
-  Request request;
-  request.kind = Request::Kind::kDropRegions;
-  proxies_[0]->run(request, timeout_ns);
-  release_peers(timeout_ns);
-  regions_.clear();
-  delegate_only_ = true;
 }
 
 void Session::close(uint64_t timeout_ns) {

@@ -85,7 +85,6 @@ class Session {
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
   mutable std::mutex mutex_;  // whoever changes the session, or looks at what close() takes away
   bool half_registered_ = false;  // some proxies lack a region
-  bool delegate_only_ = false;    // of a masked rank
   std::atomic<bool> closed_{false};
 };
 

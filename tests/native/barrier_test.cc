@@ -139,6 +139,55 @@ TEST_CASE("who came early to the next barrier has waited there, and not since th
   CHECK(cluster.kept(1, 1));
 }
 
+TEST_CASE("the bound of a barrier does not start with a rank that is excluded since") {
+  Cluster cluster({{0, 1, 2}}, 0, 1000);
+  Delegate& delegate = *cluster.nodes[0]->delegate;
+  cluster.enter(2, 0);
+  cluster.nodes[0]->meeting->exclude(2);
+  CHECK_FALSE(delegate.timed_out(cluster.now + 5000));  // nobody waits
+  cluster.now += 900;
+  cluster.enter(1, 0);
+  CHECK_FALSE(delegate.timed_out(cluster.now + 1000));
+  CHECK(delegate.timed_out(cluster.now + 1001));
+}
+
+TEST_CASE("a barrier is recorded once, also where who would leave it last is lost") {
+  Cluster cluster({{0, 1}, {2}}, 0, 1u << 30);
+  cluster.keep->set(1, 0);
+  const auto recorded = [&cluster](uint32_t n) {
+    const BarrierStats& stats = cluster.nodes[n]->stats;
+    return std::pair{stats.last_barriers().take(0, 10).barriers.size(),
+                     stats.kept().take(0, 10).barriers.size()};
+  };
+  for (const uint32_t rank : {0u, 1u, 2u}) cluster.enter(rank, 0);
+  cluster.settle();
+  CHECK_FALSE(cluster.nodes[0]->meeting->leave(0));  // rank 0; rank 1 is lost before it leaves
+  cluster.leave(2, 0);
+  cluster.nodes[0]->meeting->exclude(1);
+  cluster.settle();
+  CHECK(recorded(0) == std::pair<size_t, size_t>{0, 0});
+  for (const uint32_t rank : {0u, 2u}) cluster.enter(rank, 1);
+  cluster.settle();
+  CHECK(recorded(0) == std::pair<size_t, size_t>{1, 1});
+  CHECK(cluster.nodes[0]->stats.kept().take(0, 1).barriers[0].number == 0);
+  CHECK(cluster.nodes[0]->meeting->leave(1));  // the last one, which records it itself
+  cluster.leave(2, 1);
+  for (const uint32_t rank : {0u, 2u}) cluster.enter(rank, 2);
+  cluster.nodes[0]->meeting->exclude(0);  // it entered, but nobody is left to leave
+  cluster.settle();
+  CHECK(recorded(0) == std::pair<size_t, size_t>{1, 2});
+  CHECK(cluster.nodes[0]->stats.kept().take(1, 1).barriers[0].number == 2);
+}
+
+TEST_CASE("a leader that is alone and without ranks goes through no barriers") {
+  Cluster cluster({{0, 1}, {2}}, 0, 1u << 30);
+  for (const uint32_t position : {0u, 1u}) cluster.nodes[0]->meeting->exclude(position);
+  cluster.nodes[0]->delegate->lose_node(1, cluster.now);
+  cluster.settle();
+  CHECK_FALSE(cluster.step(0));
+  CHECK(cluster.nodes[0]->delegate->number() == 0);
+}
+
 TEST_CASE("records that do not belong here are refused") {
   Cluster cluster({{0, 1}, {2, 3}}, 0, 1u << 30);
   const auto record = [](RecordKind kind, uint16_t source, uint64_t number, uint64_t extra) {

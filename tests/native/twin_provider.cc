@@ -346,7 +346,7 @@ extern "C" int fi_getinfo(uint32_t version, const char* node, const char* servic
   if (hints == nullptr || !is_twin(hints->fabric_attr->prov_name))
     return own<decltype(fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, out);
   *out = ::fi_dupinfo(hints);
-  (*out)->ep_attr->max_msg_size = kMaxMessage;
+  (*out)->ep_attr->max_msg_size = (*out)->ep_attr->max_order_waw_size = kMaxMessage;
   (*out)->tx_attr->iov_limit = (*out)->tx_attr->rma_iov_limit = 1 + draw() % 2;
   (*out)->domain_attr->mr_mode = 0;  // offsets, and keys of the caller's choice
   (*out)->domain_attr->mr_key_size = sizeof(uint64_t);
