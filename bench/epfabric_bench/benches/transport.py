@@ -39,7 +39,7 @@ def ours(run: Run, number: int) -> list[Line]:
 def peers(run: Run, number: int) -> list[Line]:
     """The peer tells the mean of a run only, so that ours is compared as a mean too.
 
-    It does not look at its data, and nobody else can: `verified` says nothing of it.
+    Nobody looks at its data (its own check would count in its time): `verified` says that it ran.
     """
     trips = run.scaled(full=5_000, small=100)
     return [
