@@ -141,7 +141,8 @@ class Session:
     ) -> bool:
         """Waits until a signal word has reached at_least. Raises Timeout or GroupFailed.
 
-        False: src_rank is masked and its word did not get there; nothing of it will come.
+        False: src_rank is masked and its word did not get there. What it had under way may come
+        until the next barrier returns; nothing does after that.
         """
         self._check_open()
         segments = self._segments

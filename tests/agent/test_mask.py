@@ -6,7 +6,9 @@ import random
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import epfabric
 import pytest
 from agent.masked import WHERE, FourAgents, four_agents, result
 from agent.two_agents import WAIT_S, says
@@ -115,3 +117,32 @@ def test_a_stopped_rank_is_lost_at_the_barriers_time_out_and_learns_why() -> Non
         stop_all(agents)
         for rank in (1, 2, 5, 6, 7):
             told(ranks[rank])
+
+
+def test_epoch_after_epoch_opens_where_rank_0_is_lost_while_the_others_leave() -> None:
+    """All come from one barrier at once, so that the last round of many epochs is a mask."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    def one_epoch(agents: FourAgents, rank: int, wait_s: float) -> int:
+        path = str(agents.socket("abcd"[rank]))
+        session = epfabric.connect(path, rank, 4, timeout_s=WAIT_S)
+        session.join()
+        epoch = session.epoch
+        session.barrier()
+        if rank == 0:
+            time.sleep(wait_s)
+            session.abort()
+        else:
+            session.close()
+        assert epoch is not None
+        return epoch
+
+    with four_agents() as agents, ThreadPoolExecutor(4) as pool:
+        for number in range(1, 31):
+            wait_s = rng.uniform(0.0, 0.003)
+            found = [pool.submit(one_epoch, agents, rank, wait_s) for rank in range(4)]
+            said = [each.exception(2 * WAIT_S) or each.result() for each in found]
+            assert said == [number] * 4
+        stop_all(agents)

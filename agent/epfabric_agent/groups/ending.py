@@ -45,20 +45,32 @@ async def end_failed(epoch: LocalEpoch, reason: str, observe: Callable[[], None]
     await ending(observe)
 
 
-async def drained(session: Session, limit_s: float) -> bool:
-    """Whether nothing of the session is outstanding in that time; holds a thread only to look."""
+async def drained(local: LocalRank, limit_s: float) -> bool:
+    """Whether nothing of the rank is outstanding in that time; holds a thread only to look.
+
+    Not waited for any more once the rank has failed: its proxies may be gone by then.
+    """
+    from epfabric_agent._native import NativeError
+
+    session = local.session
     loop = asyncio.get_running_loop()
     end, pause_s = loop.time() + limit_s, 0.001
-    while not await serving(session.drain, 0):
-        if loop.time() > end:
-            return False
+    while not local.failure and loop.time() <= end:
+        try:
+            if await serving(session.drain, 0):
+                return True
+        except NativeError:
+            if not local.failure:
+                raise
+            break
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, DRAIN_LOOK_S)
-    return True
+    return False
 
 
 async def drop(local: LocalRank, give_up: Callable[[str], None]) -> None:
-    """Closes the rank's session in the core, then gives back what it held.
+    """Closes the rank's session in the core, then gives back what it held. What still serves the
+    barriers of a masked rank's node is given back when the epoch has ended.
 
     What does not end in time can neither be waited for nor be left, as it uses the pods' memory
     and a CPU: `give_up` is told.
@@ -70,7 +82,8 @@ async def drop(local: LocalRank, give_up: Callable[[str], None]) -> None:
         done, _ = await asyncio.wait([local.opening], timeout=OPENED_S)
         if not done:
             give_up(f"the session of {who} was not opened in {OPENED_S:g} s")
-    native, local.native = local.native, None
+    session = native = local.native
+    local.native = None
     loop = asyncio.get_running_loop()
     end = loop.time() + CLOSED_S
     while native is not None:
@@ -82,4 +95,20 @@ async def drop(local: LocalRank, give_up: Callable[[str], None]) -> None:
             if loop.time() > end:
                 give_up(f"the session of {who} was not closed in {CLOSED_S:g} s: {error}")
                 break
-    local.release()
+    # No pause in between: the epoch's end releases whoever serves by then.
+    local.serving = session is not None and is_open(session)
+    if local.serving:
+        local.shrink()
+    else:
+        local.release()
+
+
+def is_open(session: Session) -> bool:
+    """Whether the core has not ended the session; after close() only that of a delegate is open."""
+    from epfabric_agent._native import NativeError
+
+    try:
+        session.describe()
+    except NativeError:
+        return False
+    return True

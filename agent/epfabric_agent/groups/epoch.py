@@ -37,6 +37,8 @@ class LocalEpoch:
         self.failing = False
         self.mask = plan.mask
         self.masked: set[int] = set()
+        self.lost: list[LocalRank] = []
+        """Those of this node that it goes on without."""
         self.kept = False
         """Stays without ranks: the coordinator's node, for a lost one's part in barriers."""
         self.closed = False

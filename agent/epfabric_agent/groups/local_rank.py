@@ -49,6 +49,8 @@ class LocalRank:
     """Tells the pod that its epoch failed; called once, after its abort word was set."""
     release: Callable[[], None]
     """Gives back CPUs and memory; called once, after the core's session was closed."""
+    shrink: Callable[[], None] = lambda: None
+    """Gives back the CPUs of all its proxies but the first."""
     hung_up: Callable[[], bool] = lambda: False
     """Whether the pod has closed its session, also where that was not read yet."""
     opening: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -56,6 +58,8 @@ class LocalRank:
     native: Session | None = None
     stage: Stage = Stage.OPEN
     failure: str = ""
+    serving: bool = False
+    """Masked and closed, but its first proxy serves the node's barriers until the epoch ends."""
     cpus: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     """The nodes of its epoch, as the core numbers them."""

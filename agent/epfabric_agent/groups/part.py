@@ -96,8 +96,10 @@ class Part(EpochPart):
             raise Refusal("group-failed", local.failure or "the epoch has ended")
         local.stage = Stage.LEAVING
         local.gone = asyncio.get_running_loop().create_future()
-        if not await drained(local.session, DRAIN_MS / 1000):
-            await self._lose(local, f"its commands did not finish in {DRAIN_MS // 1000} s at leave")
+        if not await drained(local, DRAIN_MS / 1000):
+            if not local.failure:
+                why = f"its commands did not finish in {DRAIN_MS // 1000} s at leave"
+                await self._lose(local, why)
             raise Refusal("group-failed", local.failure)
         link.send(pb.ToCoordinator(leaving=pb.Leaving(epoch=epoch.number, rank=local.rank)))
         try:

@@ -67,7 +67,7 @@ class EpochPart(ABC):
 
         Without any, `about` is a rank that `detail` speaks of, or -1.
         """
-        if self.epoch is None or self.epoch.failing:
+        if self.epoch is None or self.epoch.failing or self.epoch.closed:
             return
         reason = f"lost {self.epoch.whereabouts(ranks)}: {detail}" if ranks else detail
         if not ranks and about >= 0:
@@ -169,6 +169,9 @@ class EpochPart(ABC):
         here = f"group {self.group}, epoch {epoch.number}"
         _log.warning("%s: %s masked: %s", here, spoken(mask.ranks), mask.reason)
         lost = [epoch.ranks[rank] for rank in mask.ranks if rank in epoch.ranks]
+        # Before quiesced is said: that it is over may be heard while these are being excluded.
+        if lost and self._context.coordinator(self.group) is not None:
+            epoch.kept = True
         for local in lost:
             local.failure, local.stage = mask.reason[: messages.MAX_TEXT], Stage.MASKED
         if error := await epoch.show_masked(list(mask.ranks)):
@@ -188,8 +191,7 @@ class EpochPart(ABC):
         without = spoken(epoch.masked)
         _log.warning("group %s, epoch %d goes on without %s", self.group, epoch.number, without)
         lost = epoch.take(ranks)
-        if lost and self._context.coordinator(self.group) is not None:
-            epoch.kept = True
+        epoch.lost += lost
         await self._close_if_empty(epoch)
         await self._drop(lost)
         for local in lost:
@@ -206,7 +208,7 @@ class EpochPart(ABC):
 
     async def _lose(self, local: LocalRank, why: str) -> None:
         epoch = self.epoch
-        if epoch is None or epoch.failing:
+        if epoch is None or epoch.failing or epoch.ranks.get(local.rank) is not local:
             return
         lost = pb.Lost(epoch=epoch.number, rank=local.rank, reason=why)
         self._say(pb.ToCoordinator(lost=lost))
@@ -243,6 +245,9 @@ class EpochPart(ABC):
         await self._drop(epoch.ranks.values())
 
     def _count_no_more(self, epoch: LocalEpoch) -> None:
+        for local in epoch.lost:
+            if local.serving:
+                local.release()
         self._context.epoch_ended(self.group, epoch.number, epoch.handle)
         self._context.core.forget_group(epoch.handle)
 

@@ -18,6 +18,7 @@ from epfabric import messages
 
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.part import DRAIN_MS, LEAVE_S, Part
+from epfabric_agent.groups.part_epoch import MASK_S
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.opening import open_session
 from epfabric_agent.session.packets import Closed, Connection, Orphaned, Packet
@@ -30,7 +31,8 @@ REQUESTS_PER_S = 50.0
 REQUEST_BURST = 200
 HELLO_COUNT = 5  # to make a session costs some 10 ms of a CPU
 MAX_REGIONS = 256
-LONG_S = DRAIN_MS / 1000 + LEAVE_S + 5.0  # a leave that is cut off would never be ended
+# The longest leave: one that is cut off would never be ended.
+LONG_S = DRAIN_MS / 1000 + LEAVE_S + MASK_S + 5.0
 _log = logging.getLogger(__name__)
 
 

@@ -137,6 +137,7 @@ def make_rank(
             messages.Failed(epoch=epoch, reason=reason)
         ),
         release=release,
+        shrink=lambda: services.ledger.keep_first(sample),
         hung_up=connection.hung_up,
         cpus=placement.cpus,
     )

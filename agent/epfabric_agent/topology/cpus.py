@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epfabric_agent.groups.ranges import format_ranges, parse_ranges
 
@@ -76,6 +76,11 @@ class CpuLedger:
         placement = place(wanted, cpus, self.taken(), numa, strict)
         self._placements[session] = placement
         return placement
+
+    def keep_first(self, session: int) -> None:
+        """Gives back the CPUs of all the session's proxies but the first, which runs on."""
+        placement = self._placements[session]
+        self._placements[session] = replace(placement, cpus=placement.cpus[:1])
 
     def give_back(self, session: int) -> None:
         self._placements.pop(session, None)

@@ -85,7 +85,9 @@ class RankOnDevice:
         starts = heads or [0] * segments.rings
         self._pod = Mapped(segments.pod, segments.layout.pod_bytes)
         self._agent = Mapped(segments.agent, segments.layout.agent_bytes, read_only=True)
-        words = (ctypes.c_uint64 * (2 * segments.rings))(*starts, *starts)
+        # Where the tails are is not known: at least here, so that a first push looks.
+        seen = (max(0, start - segments.depth) for start in starts)
+        words = (ctypes.c_uint64 * (2 * segments.rings))(*starts, *seen)
         size = ctypes.sizeof(DeviceRank) + ctypes.sizeof(words)
         self.address = int(checked(driver.cuMemAlloc(size)))
         self._heads = self.address + ctypes.sizeof(DeviceRank)

@@ -66,6 +66,16 @@ def test_no_two_proxies_ever_own_one_cpu_and_one_proxy_is_always_there() -> None
     assert ledger.take(9, 3, TWO_NODES, None, strict=False).cpus == cpus[0]
 
 
+def test_a_proxy_that_runs_on_keeps_its_cpu_until_it_is_given_back() -> None:
+    ledger = CpuLedger()
+    first = ledger.take(0, 3, TWO_NODES, None, strict=False).cpus
+    ledger.keep_first(0)
+    assert ledger.taken() == {first[0]}
+    assert first[0] not in ledger.take(1, 8, TWO_NODES, None, strict=False).cpus
+    ledger.give_back(0)
+    assert first[0] in ledger.take(2, 8, TWO_NODES, None, strict=False).cpus
+
+
 def test_usable_cpus_are_those_that_every_limit_allows() -> None:
     assert usable([(0, 1, 2, 3), frozenset({1, 2, 9}), ()]) == (1, 2)
     assert usable([(), ()]) == ()

@@ -1,0 +1,170 @@
+"""A node's part in a group that masks lost ranks, on the real core and with its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from epfabric import messages
+from epfabric_agent import _native
+from epfabric_agent.groups.context import PartContext
+from epfabric_agent.groups.coordinator import Coordinator, Seat
+from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
+from epfabric_agent.groups.membership import Membership
+from epfabric_agent.groups.part import Part
+from epfabric_agent.groups.state import Limits
+from epfabric_agent.peers.client import PeerClient
+from epfabric_agent.proto import peer_pb2 as pb
+from epfabric_host import _producer
+
+GROUP, WORLD = "ns/g", 2
+RINGS, DEPTH, SIGNALS = 2, 64, 8
+WAIT_S = 15.0
+
+
+class HeldCore:
+    """The core, whose mask_ranks() begins when it may."""
+
+    def __init__(self, core: _native.Core) -> None:
+        self.core, self.may_mask = core, threading.Event()
+        self.may_mask.set()
+
+    def mask_ranks(self, group: int, ranks: list[int]) -> None:
+        assert self.may_mask.wait(WAIT_S)
+        self.core.mask_ranks(group, ranks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+
+class Node(Coordinator):
+    """The only node of a group, and its coordinator; `told` is what the pods and the agent hear."""
+
+    def __init__(self) -> None:
+        limits = Limits(join_s=WAIT_S, mask=True)
+        super().__init__(Membership(GROUP, 0, limits, bytes(16)), lambda _: None, lambda: None)
+        self.core = HeldCore(_native.Core(address="127.0.0.1", provider="", idle="adaptive"))
+        self.told: list[tuple[str, int]] = []
+        self.part = Part(
+            GROUP,
+            PartContext(
+                node="a",
+                endpoint="a:1",
+                core=cast("_native.Core", self.core),
+                client=cast("PeerClient", None),  # nobody else is there to be attended
+                join_timeout_s=WAIT_S,
+                barrier_timeout_ms=60_000,
+                mask=True,
+                find=lambda _: asyncio.sleep(0),
+                observe=lambda: None,
+                changed=lambda: None,
+                give_up=lambda why: self.told.append((why, -1)),
+                coordinator=lambda _: self,
+                next_handle=itertools.count(1).__next__,
+                epoch_ended=lambda _, epoch, __: self.told.append(("epoch ended", epoch)),
+            ),
+        )
+
+    def receive(self, seat: Seat, message: pb.ToCoordinator) -> None:
+        super().receive(seat, message)
+        if message.WhichOneof("kind") == "leaving":
+            self.core.may_mask.set()
+
+    def hello(self, rank: int) -> LocalRank:
+        handle = self.part.admit(rank, WORLD, f"ns/pod-{rank}")
+        local = self.part.ranks[rank] = LocalRank(
+            rank=rank,
+            world_size=WORLD,
+            pod=f"ns/pod-{rank}",
+            handle=handle,
+            sample=rank,
+            on_failed=lambda *_: self.told.append(("failed", rank)),
+            release=lambda: self.told.append(("released", rank)),
+            shrink=lambda: self.told.append(("shrunk", rank)),
+            native=self.core.core.open_session(
+                group=handle, rank=rank, world=WORLD, rings=RINGS, depth=DEPTH, signals=SIGNALS,
+                cpus=[-1, -1],
+            ),
+        )  # fmt: skip
+        return local
+
+    async def joined(self, epoch: int) -> list[LocalRank]:
+        ranks = [self.hello(rank) for rank in range(WORLD)]
+        for reply in await asyncio.gather(*(self.part.join(local) for local in ranks)):
+            assert isinstance(reply, messages.JoinReply), reply
+            assert reply.epoch == epoch
+        return ranks
+
+    async def leave(self, local: LocalRank) -> None:
+        reply = await asyncio.wait_for(self.part.leave(local), WAIT_S)
+        assert isinstance(reply, messages.LeaveReply)
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[Node]:
+    made = Node()
+    try:
+        yield made
+    finally:
+        made.core.may_mask.set()
+        await made.part.close("the test ends")
+        made.core.core.close()
+
+
+def fills_a_ring(local: LocalRank) -> None:
+    """As its pod might, with barriers that it waits in alone."""
+    fds = local.session.share()
+    try:
+        segments = _producer.Segments(*fds, RINGS, DEPTH, SIGNALS, WORLD)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    ring = _producer.Ring(segments, 0, 1)
+    for _ in range(DEPTH):
+        status, _ = ring.barrier(int(WAIT_S * 1e9))
+        assert status == _producer.DONE
+    assert ring.flush(int(WAIT_S * 1e9)) == _producer.DONE
+
+
+async def test_an_epoch_ends_whose_last_round_masks_rank_0_while_all_others_leave() -> None:
+    async with node() as here:
+        lost, other = await here.joined(epoch=1)
+        here.core.may_mask.clear()  # until the other one has asked to leave
+        masked = asyncio.create_task(here.part.lost(lost, "its process ended"))
+        await here.leave(other)
+        await asyncio.wait_for(masked, WAIT_S)
+        assert here.part.epoch is None
+        assert ("epoch ended", 1) in here.told
+        for local in await here.joined(epoch=2):
+            await here.leave(local)
+
+
+async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_on() -> None:
+    async with node() as here:
+        lost, other = await here.joined(epoch=1)
+        fills_a_ring(lost)  # so that its leave does not end
+        leave = asyncio.create_task(here.part.leave(lost))
+        await asyncio.sleep(0.05)
+        assert lost.stage is Stage.LEAVING
+        event = SimpleNamespace(
+            kind="lost", group=lost.handle, ranks=[0], rank=0, detail="a write to it failed"
+        )
+        await here.part.hear(cast("_native.Event", event))
+        with pytest.raises(Refusal, match="a write to it failed") as told:
+            await asyncio.wait_for(leave, WAIT_S)
+        assert told.value.code == "group-failed"
+        await asyncio.wait_for(lost.ended.wait(), WAIT_S)
+        assert here.part.epoch is not None
+        assert not here.part.epoch.failing
+        # Its first proxy serves the node's barriers, so that its CPU is not free yet.
+        assert here.told == [("failed", 0), ("shrunk", 0)]
+        await here.leave(other)
+        assert here.part.epoch is None
+        assert here.told.count(("released", 0)) == 1
