@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from epfabric_agent import heap
 from epfabric_agent.options import Options, check_issue, options_of, parser, pki_parser
 from epfabric_agent.statelock import lock
 
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         options = options_of(parsed)
+        heap.keep_small()
         with ended_at_once():
             return start(options)
     except (ValueError, OSError) as error:
