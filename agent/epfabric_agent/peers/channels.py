@@ -48,14 +48,26 @@ def client_credentials(own: Credentials) -> grpc.ChannelCredentials:
 
 
 def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """`current` is asked at every handshake, so that a renewed certificate is used at once."""
+    """`current` is asked at every handshake, so that a renewed certificate is used at once.
+
+    Only a change is answered: gRPC (1.85) frees what it had before although another thread may be
+    at a handshake with it, and then the agent crashes.
+    """
+    used = current()
 
     def configuration() -> grpc.ServerCertificateConfiguration:
-        own = current()
         return grpc.ssl_server_certificate_configuration(
-            [(own.key, own.certificate)], root_certificates=own.ca
+            [(used.key, used.certificate)], root_certificates=used.ca
         )
 
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        own = current()
+        if own == used:
+            return None
+        used = own
+        return configuration()
+
     return grpc.dynamic_ssl_server_credentials(
-        configuration(), lambda: configuration(), require_client_authentication=True
+        configuration(), renewed, require_client_authentication=True
     )
