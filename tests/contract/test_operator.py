@@ -226,7 +226,9 @@ def test_a_contested_node_stays_with_the_fabric_that_has_it(
     stand.cluster.kubectl("label", "node", node, "contract=elsewhere", "--overwrite")
     stand.eventually(lambda: stand.label(node) == other, "handed over", operator)
     stand.eventually(
-        lambda: stand.json("get", "epfn", node)["spec"]["fabric"] == other, "its object", operator
+        lambda: (stand.find("epfn", node) or {"spec": {}})["spec"].get("fabric") == other,
+        "its object, made anew",
+        operator,
     )
     stand.cluster.kubectl("delete", "epf", other)
     stand.cluster.kubectl("label", "node", node, f"contract={fabric}", "--overwrite")
