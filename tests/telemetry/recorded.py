@@ -37,5 +37,5 @@ def snapshot(draws: Draws, rank: int, peers: Mapping[str, int], commands: int) -
         0, 3, 1, sent,
     )  # fmt: skip
     phases = {phase: counted(values) for phase, values in draws.items()}
-    barrier = BarrierSample("ns", "g", 1, phases, {rank: 5 + rank})
+    barrier = BarrierSample("ns", "g", 1, phases, {rank: 5 + rank}, masked=0)
     return Snapshot("libfabric", "tcp;ofi_rxm", (session,), (barrier,))
