@@ -1,6 +1,7 @@
 """The program `epfabric-agent`: one per node, or `epfabric-agent pki` to make certificates.
 
-Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot start or go on.
+Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot start or go on;
+3 a proxy did not end in its time, so that only a new process can go on.
 """
 
 from __future__ import annotations

@@ -140,8 +140,7 @@ def test_exactly_the_slow_barriers_are_kept_by_all_agents_with_their_straggler(
         assert SLOW_NS - ROUNDED_NS <= took_ns <= most_ns[number] + ROUNDED_NS
     for number in late:
         assert kept[number].root.attributes[LAST_RANK] == straggler
-    if len(quick) < barriers // 2:
-        pytest.skip(f"a busy machine: {len(quick)} of {barriers} barriers were surely quick")
+    print(f"{len(quick)} of {barriers} barriers were surely quick, and none of them was kept")
 
 
 @pytest.mark.parametrize("ratio", [1, 0.3])
