@@ -59,6 +59,8 @@ def test_six_ranks_go_on_when_an_agent_with_two_ranks_is_gone(inflight: int) -> 
         group.nodes[2].core.close()
         for pod in pods:
             pod.push(1, write(5, 0, 0, 16, signal=1, advance=1))
+            # A write to a node that has just gone may complete; its drain cannot.
+            pod.push(1, drain(pod.head[1]))
         for node in rest:
             said = lost_ranks(node)
             assert said <= {4, 5}
@@ -70,8 +72,6 @@ def test_six_ranks_go_on_when_an_agent_with_two_ranks_is_gone(inflight: int) -> 
             pod.wait(0, pod.head[0] - 1)
             pod.wait(1, pod.head[1] - 1)
             assert pod.masked() == [4, 5]
-            assert masked_commands(pod) >= 1
-            assert pod.counter(1, "masked") >= 1
             assert pod.counter(1, "refused") == 0
         exchange(pods, 100)
         for pod in pods:
