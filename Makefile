@@ -30,9 +30,9 @@ bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
 	@$(BOOTSTRAP)
 	@PYTHONPATH=tests:bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot)
 
-cluster: ## a control plane for hands-on use, until Ctrl-C
+cluster: ## a control plane for hands-on use, until Ctrl-C (NODES=2: with real nodes)
 	@$(BOOTSTRAP)
-	@$(RUN) -m harness.cluster
+	@$(RUN) -m $(if $(NODES),harness.node --nodes=$(NODES),harness.cluster)
 
 gpu: ## tests and benches on this machine's GPU (PYTHON=python3: with the packages of that one)
 ifdef PYTHON

@@ -25,6 +25,7 @@ from harness.process import HarnessError
 
 TESTS = Path(__file__).resolve().parents[1]
 KUBERNETES = "1.36.3"
+CONTAINERD = "2.4.2"
 MINIMUM_GO = (1, 26)
 WAIT_SECONDS = 45 * 60.0
 
@@ -68,6 +69,36 @@ SETS = {
         ldflags=kubernetes_ldflags(),
         tags="",
         expected_s=700,
+    ),
+    "kubelet": ProgramSet(
+        name="kubelet",
+        module=TESTS / "cluster",
+        programs={"kubelet": "k8s.io/kubernetes/cmd/kubelet"},
+        ldflags=kubernetes_ldflags(),
+        tags="",
+        expected_s=70,
+    ),
+    "containerd": ProgramSet(
+        name="containerd",
+        module=TESTS / "node" / "containerd",
+        programs={
+            name: f"github.com/containerd/containerd/v2/cmd/{name}"
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        },
+        ldflags=f"-s -w -X github.com/containerd/containerd/v2/version.Version=v{CONTAINERD}",
+        tags="no_btrfs no_zfs no_devmapper",
+        expected_s=200,
+    ),
+    "cni": ProgramSet(
+        name="cni",
+        module=TESTS / "node" / "cni",
+        programs={
+            name.rpartition("/")[2]: f"github.com/containernetworking/plugins/plugins/{name}"
+            for name in ("ipam/host-local", "main/bridge", "main/loopback")
+        },
+        ldflags="-s -w",
+        tags="",
+        expected_s=20,
     ),
     "prometheus": ProgramSet(
         name="prometheus",
@@ -144,9 +175,10 @@ def build(wanted: ProgramSet, folder: Path) -> None:
     begun = time.monotonic()
     try:
         for number, (program, package) in enumerate(wanted.programs.items(), 1):
+            minutes = -(-wanted.expected_s // 60)
             say(
                 f"building {program} ({number} of {len(wanted.programs)} of {wanted.name}; the set "
-                f"takes about {wanted.expected_s // 60} min on two cores when nothing is cached)"
+                f"takes about {minutes} min on two cores when nothing is cached)"
             )
             compile_program(wanted, package, unfinished / program)
         unfinished.chmod(0o755)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from harness.audit import Audit
-from harness.controlplane import ControlPlane
+from harness.controlplane import ControlPlane, Place
 from harness.kubectl import PROGRAM, kubectl
 from harness.process import HarnessError, Processes, private_mounts
 from kubernetes import client, config
@@ -17,9 +17,9 @@ from kubernetes import client, config
 class Cluster:
     """A control plane in a folder of its own. `kubeconfig` and `client` are an administrator's."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, place: Place | None = None) -> None:
         self.processes = processes
-        self.control_plane = ControlPlane(processes)
+        self.control_plane = ControlPlane(processes, place)
 
     def start(self) -> None:
         self.control_plane.start()

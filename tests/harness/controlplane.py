@@ -1,4 +1,5 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, controller manager, scheduler."""
+"""A real Kubernetes control plane: etcd, API server, controller manager, scheduler; on loopback,
+but for the API server where nodes of its own reach it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import signal
 import socket
 import ssl
 import urllib.request
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,37 +19,51 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from harness import audit, build
 from harness.audit import Audit
 from harness.process import Process, Processes, wait_until
 
 SERVICE_CIDR = "10.96.0.0/16"
 READY_SECONDS = 90.0
+SERVER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the API server listens, and the names of the nodes that it knows by a token each."""
+
+    address: str = "127.0.0.1"
+    port: int = 0  # any free one
+    services: str = SERVICE_CIDR
+    nodes: tuple[str, ...] = ()
 
 
 class ControlPlane:
     """Runs in the folder of `processes` and ends with them; `kubeconfig` is an administrator's."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, place: Place | None = None) -> None:
         self.processes = processes
+        self.place = place or Place()
         self.folder = processes.folder / "controlplane"
         self.kubeconfig = processes.folder / "admin.kubeconfig"
         self.certificate = self.folder / "apiserver.crt"
         self.audit = Audit(self.folder / "audit.log")
         self.token = secrets.token_urlsafe(24)
+        self.node_tokens = {name: secrets.token_urlsafe(24) for name in self.place.nodes}
         self.port = 0
         self._etcd_port = 0
         self._server: Process | None = None
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return f"https://{self.place.address}:{self.port}"
 
     def start(self) -> None:
         programs = build.programs("controlplane")
         self.folder.mkdir(mode=0o700)
-        self.port, self._etcd_port, peer_port, *ports = free_ports(5)
+        free, self._etcd_port, peer_port, *ports = free_ports(5)
+        self.port = self.place.port or free
         self._write_credentials()
         etcd = self._start_etcd(programs["etcd"], self._etcd_port, peer_port)
         server = self.start_api_server(etcd)
@@ -127,8 +143,8 @@ class ControlPlane:
             [
                 program,
                 f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-                "--bind-address=127.0.0.1",
-                "--advertise-address=127.0.0.1",
+                f"--bind-address={self.place.address}",
+                f"--advertise-address={self.place.address}",
                 "--endpoint-reconciler-type=none",
                 f"--secure-port={self.port}",
                 f"--tls-cert-file={self.certificate}",
@@ -138,7 +154,9 @@ class ControlPlane:
                 f"--service-account-key-file={self.folder / 'accounts.key'}",
                 f"--service-account-signing-key-file={self.folder / 'accounts.key'}",
                 "--service-account-issuer=https://kubernetes.default.svc",
-                f"--service-cluster-ip-range={SERVICE_CIDR}",
+                f"--service-cluster-ip-range={self.place.services}",
+                f"--kubelet-client-certificate={self.folder / 'kubelet-client.crt'}",
+                f"--kubelet-client-key={self.folder / 'kubelet-client.key'}",
                 f"--audit-policy-file={self.folder / 'audit.yaml'}",
                 f"--audit-log-path={self.audit.path}",
                 "--authorization-mode=Node,RBAC",
@@ -153,13 +171,22 @@ class ControlPlane:
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit.POLICY))
         accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (self.folder / "accounts.key").write_bytes(pem_of(accounts))
-        (self.folder / "tokens.csv").write_text(f'{self.token},admin,admin,"system:masters"\n')
-        key = ec.generate_private_key(ec.SECP256R1())
+        (self.folder / "tokens.csv").write_text(self._tokens())
+        key, client = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
         (self.folder / "apiserver.key").write_bytes(pem_of(key))
-        certificate = serving_certificate(key)
+        (self.folder / "kubelet-client.key").write_bytes(pem_of(client))
+        certificate = serving_certificate(key, self.place)
+        (self.folder / "kubelet-client.crt").write_bytes(kubelet_client(client, key))
         self.certificate.write_bytes(certificate)
         self.kubeconfig.write_text(yaml.safe_dump(admin_config(self.url, certificate, self.token)))
         self.kubeconfig.chmod(0o600)
+
+    def _tokens(self) -> str:
+        """token, user, uid, groups; a node's user is what the Node authorizer expects."""
+        lines = [f'{self.token},admin,admin,"system:masters"']
+        for name, token in self.node_tokens.items():
+            lines.append(f'{token},system:node:{name},{name},"system:nodes"')
+        return "\n".join(lines) + "\n"
 
 
 def pem_of(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
@@ -170,26 +197,51 @@ def pem_of(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def serving_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Self-signed, for loopback and the names that pods use; PEM."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+def serving_certificate(key: ec.EllipticCurvePrivateKey, place: Place) -> bytes:
+    """Self-signed, for loopback and the names and addresses that pods and nodes use; PEM."""
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.DNSName("kubernetes.default")]
-    names += [x509.IPAddress(ipaddress.ip_address(ip)) for ip in ("127.0.0.1", "10.96.0.1")]
-    now = datetime.now(UTC)
+    service = str(next(ipaddress.ip_network(place.services).hosts()))
+    addresses = sorted({"127.0.0.1", place.address, service})
+    names += [x509.IPAddress(ipaddress.ip_address(ip)) for ip in addresses]
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=7))
+        certificate_of(SERVER, key.public_key(), SERVER)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def kubelet_client(key: ec.EllipticCurvePrivateKey, issuer: ec.EllipticCurvePrivateKey) -> bytes:
+    """By which kubelets know the API server: `kubectl logs` and `exec` go this way; PEM."""
+    who = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:masters"),
+            x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver-kubelet-client"),
+        ]
+    )
+    certificate = (
+        certificate_of(who, key.public_key(), SERVER)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(issuer, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def certificate_of(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=7))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
 
 
 def admin_config(url: str, certificate: bytes, token: str) -> dict[str, object]:

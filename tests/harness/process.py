@@ -149,6 +149,10 @@ class Processes:
                 self._finish(process, self._early.pop(process.pid))
         return process
 
+    def remove_cgroup_at_end(self, name: str) -> None:
+        """When all processes have ended, however that came, the cgroup and all below it go."""
+        self.ask({"cgroup": name})
+
     def ask(self, request: Mapping[str, Any]) -> None:
         with self._send_lock:
             self._link.send(json.dumps(request).encode())

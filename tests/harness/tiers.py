@@ -32,6 +32,12 @@ def no_root() -> str | None:
     return None if os.geteuid() == 0 else "needs root, for mounts"
 
 
+def no_nodes() -> str | None:
+    if shutil.which("runc") is None:
+        return "no runc: install the packages of tests/harness/packages.txt"
+    return no_root()
+
+
 def no_gpu() -> str | None:
     return None if shutil.which("nvidia-smi") else "no NVIDIA GPU here; `make gpu` where one is"
 
@@ -48,6 +54,7 @@ TIERS = (
     Tier("contract", needs_builds=True, missing=no_root),
     Tier("chart", needs_builds=True, missing=no_root),
     Tier("telemetry", needs_builds=True, missing=no_root),
+    Tier("node", needs_builds=True, missing=no_nodes),
     Tier("demo", needs_builds=True, missing=no_root),
 )
 

@@ -1,7 +1,8 @@
 """The parent of every process that the harness starts; `harness.process` runs it as a program.
 
 It takes requests over an inherited socket and ends everything, last started first, when that socket
-closes: thus nothing survives the harness, not even after kill -9. Standard library only.
+closes, and then removes their cgroups and folder: thus nothing survives the harness, not even after
+kill -9. Standard library only.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MNT_DETACH = 2
 TERM_SECONDS = 6.0
 KILL_SECONDS = 5.0
+CGROUP_SECONDS = 20.0
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -30,6 +33,7 @@ class Warden:
         self.link = link
         self.folder = folder
         self.alive: dict[int, None] = {}
+        self.cgroups: list[str] = []
 
     def serve(self) -> None:
         """Handles requests until the harness is gone, then ends all."""
@@ -46,12 +50,16 @@ class Warden:
                 break
             self.handle(json.loads(packet))
         self.end_all()
+        remove_cgroups(self.cgroups)
         remove_folder(self.folder)
 
     def handle(self, request: dict[str, Any]) -> None:
         if "signal" in request:
             if request["pid"] in self.alive:
                 send_signal(request["pid"], request["signal"])
+            return
+        if "cgroup" in request:
+            self.cgroups.append(request["cgroup"])
             return
         try:
             pid = spawn(request)
@@ -160,6 +168,13 @@ def descendants() -> list[int]:
         frontier = {pid for pid, parent in parent_of.items() if parent in frontier}
         found.extend(frontier)
     return found
+
+
+def remove_cgroups(names: list[str]) -> None:
+    if names:
+        program = Path(__file__).with_name("cgroups.py")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run([sys.executable, "-ES", program, *names], timeout=CGROUP_SECONDS)
 
 
 def remove_folder(folder: str) -> None:
