@@ -7,6 +7,7 @@ Made and driven by kube.mode and manifest.mode. `apply` brings it to the setting
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
-from epfabric_agent.pki.identity import Credentials, NodeIdentity
+from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
 from epfabric_agent.sampling import Sampler, barrier_statistics
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
@@ -77,6 +78,7 @@ class Runtime:
         self.sockets = Sockets(self)
         self.endpoint = ""
         self._find = find
+        self._credentials = credentials
         self._machine = machine
         self._changed = changed
         self._server = PeerServer(identity.fabric, self.hub, credentials)
@@ -251,7 +253,18 @@ class Runtime:
 
     def _snapshot(self) -> Snapshot:
         traces = self._traces
-        return replace(self._sampler(), traces_sent=traces.sent, traces_lost=traces.lost)
+        return replace(
+            self._sampler(),
+            traces_sent=traces.sent,
+            traces_lost=traces.lost,
+            certificate_left_s=self._certificate_left_s(),
+        )
+
+    def _certificate_left_s(self) -> float | None:
+        try:
+            return left_s(self._credentials().certificate, datetime.datetime.now(datetime.UTC))
+        except PkiError:
+            return None
 
     def _observe(self) -> None:
         self._traces.observe()

@@ -15,7 +15,12 @@ from epfabric_agent.groups.local_rank import LocalRank
 from epfabric_agent.telemetry import spans
 from epfabric_agent.telemetry.core_counts import barrier_sample, session_sample
 from epfabric_agent.telemetry.histogram import from_core, quantile
-from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot
+from epfabric_agent.telemetry.snapshot import (
+    BarrierSample,
+    GroupSample,
+    SessionSample,
+    Snapshot,
+)
 from epfabric_agent.telemetry.traces import TakenKept
 from epfabric_agent.topology.transport import Choice
 
@@ -51,7 +56,9 @@ class Sampler:
                     )
                     sessions.append(sample)
             barriers = self._barriers(core)
-        return Snapshot(choice.type, choice.provider, tuple(sessions), tuple(barriers))
+        return Snapshot(
+            choice.type, choice.provider, tuple(sessions), tuple(barriers), self._groups()
+        )
 
     def kept(self, positions: Mapping[int, int], limit: int) -> list[TakenKept]:
         """See telemetry.traces.KeptSource."""
@@ -79,6 +86,14 @@ class Sampler:
             for local in list(part.ranks.values()):
                 found[local.handle, local.rank] = (namespace, name, local)
         return found
+
+    def _groups(self) -> tuple[GroupSample, ...]:
+        samples = []
+        for group, counts in self._hub.tally.counts().items():
+            namespace, _, name = group.partition("/")
+            epochs, refusals = dict(counts.epochs), dict(counts.refusals)
+            samples.append(GroupSample(namespace, name, counts.handle, epochs, refusals))
+        return tuple(samples)
 
     def _barriers(self, core: Core) -> list[BarrierSample]:
         samples = []

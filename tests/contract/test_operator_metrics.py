@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from harness.process import wait_until
 from harness.prometheus import Prometheus
+from telemetry.dashboards import unanswered
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 
@@ -72,6 +73,7 @@ def test_the_operators_metrics_arrive(stand: Stand, prometheus: Prometheus) -> N
     assert {base(row["metric"]["__name__"]) for row in sent} == {
         name.replace(".", "_") for name in named
     }
+    assert unanswered(prometheus, "operator") == {}
     stand.cluster.kubectl("delete", "epf", name)
     assert operator.stop() == 0
     # It sent once more when it ended, and leads no more.

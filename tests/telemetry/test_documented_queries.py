@@ -24,7 +24,12 @@ def documented_queries() -> dict[str, str]:
 def test_every_metric_and_no_other_stands_in_the_table() -> None:
     table = PAGE.split("| metric | ")[1].split("\n\n")[0]
     named = set(re.findall(r"^\| `(epfabric\.[a-z.]+)` \| ", table, re.MULTILINE))
-    of_the_agent = {"epfabric.sessions", "epfabric.transport.info", "epfabric.barrier.traces"}
+    of_the_agent = {
+        "epfabric.sessions",
+        "epfabric.transport.info",
+        "epfabric.barrier.traces",
+        "epfabric.certificate.left",
+    }
     assert named == {info.name for info in METRICS} | of_the_agent
 
 

@@ -18,6 +18,7 @@ from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.part import Part
 from epfabric_agent.groups.state import GroupState, Limits
+from epfabric_agent.groups.tally import Tally
 from epfabric_agent.pods import Pod
 
 UID_BYTES = 16
@@ -53,6 +54,7 @@ class NoReporter:
 class Hub:
     def __init__(self, reporter: Reporter, epoch_s: float = EPOCH_S) -> None:
         """`epoch_s`: how long a hello waits for what the reporter knows of its group."""
+        self.tally = Tally()
         self._reporter = reporter
         self._epoch_s = epoch_s
         self._parts: dict[str, Part] = {}
@@ -122,7 +124,7 @@ class Hub:
             membership = Membership(group, known, limits, secrets.token_bytes(UID_BYTES))
             self._coordinators[group] = Coordinator(
                 membership,
-                lambda state: self._reporter.state(pod, state),
+                lambda state: self._tell(pod, state),
                 self.retire,
             )
         part = self._parts.get(group)
@@ -130,6 +132,10 @@ class Hub:
             part = self._parts[group] = Part(group, self._context)
         part.renew(self._context)
         return part
+
+    def _tell(self, pod: Pod, state: GroupState) -> None:
+        self.tally.epoch(pod.group_key, state)
+        self._reporter.state(pod, state)
 
     def retire(self) -> None:
         """Ends coordinators whose rank 0 is gone while no epoch runs; drops idle parts."""

@@ -94,6 +94,11 @@ def lifetime(certificate: bytes) -> tuple[datetime.datetime, datetime.datetime]:
     return loaded.not_valid_before_utc, loaded.not_valid_after_utc
 
 
+def left_s(certificate: bytes, now: datetime.datetime) -> float:
+    """Until a PEM certificate ends, in seconds; negative afterwards."""
+    return (lifetime(certificate)[1] - now).total_seconds()
+
+
 def renew_at(certificate: bytes) -> datetime.datetime:
     """Half of its life: then another one is asked for."""
     begin, end = lifetime(certificate)

@@ -98,10 +98,14 @@ class Conversation:
                 part, local = self._seated()
                 self._long = asyncio.create_task(self._leave(part, local))
         except messages.MessageError as error:
-            refusal = Refusal(messages.BAD_REQUEST, str(error))
-            self._connection.send(refusal.reply())
+            self._connection.send(self._refuse(Refusal(messages.BAD_REQUEST, str(error))))
         except Refusal as refusal:
-            self._connection.send(refusal.reply())
+            self._connection.send(self._refuse(refusal))
+
+    def _refuse(self, refusal: Refusal) -> messages.ErrorReply:
+        reply = refusal.reply()
+        self._current.hub.tally.refused(self._pod.group_key, reply.code)
+        return reply
 
     async def _hello(self, hello: messages.Hello) -> None:
         from epfabric_agent._native import NativeError
@@ -155,10 +159,11 @@ class Conversation:
         try:
             reply = await work
         except Refusal as refusal:
-            reply = refusal.reply()
+            reply = self._refuse(refusal)
         except Exception:
             _log.exception("a request failed")
-            reply = Refusal("internal", "the agent failed; its log on the node says why").reply()
+            why = "the agent failed; its log on the node says why"
+            reply = self._refuse(Refusal("internal", why))
         with contextlib.suppress(Closed):
             self._connection.send(reply)
         return isinstance(reply, messages.LeaveReply)

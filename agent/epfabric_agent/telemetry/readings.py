@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from epfabric_agent.telemetry.histogram import Histogram
-from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot
+from epfabric_agent.telemetry.snapshot import BarrierSample, GroupSample, SessionSample, Snapshot
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -45,6 +45,10 @@ GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Se
 MASKED_RANKS = MetricInfo(
     "epfabric.group.masked", "gauge", "{rank}", "Lost ranks that a group goes on without"
 )
+EPOCHS = MetricInfo("epfabric.group.epochs", "counter", "{epoch}", "Epochs of a group, by result")
+REFUSALS = MetricInfo(
+    "epfabric.session.refusals", "counter", "{request}", "Requests of pods that were refused"
+)
 
 METRICS = (
     BARRIER_DURATION,
@@ -58,6 +62,8 @@ METRICS = (
     INFLIGHT,
     GROUP_SESSIONS,
     MASKED_RANKS,
+    EPOCHS,
+    REFUSALS,
 )
 
 NAMESPACE = "k8s.namespace.name"
@@ -94,6 +100,8 @@ def readings(snapshot: Snapshot) -> Iterator[Reading]:
         yield from _of_session(session)
     for barrier in snapshot.barriers:
         yield from _of_barrier(barrier)
+    for group in snapshot.groups:
+        yield from _of_group(group)
 
 
 def _of_session(session: SessionSample) -> Iterator[Reading]:
@@ -131,3 +139,11 @@ def _of_barrier(barrier: BarrierSample) -> Iterator[Reading]:
         yield Reading(STRAGGLERS, group, ((RANK, str(rank)),), origin, count)
     if barrier.masked is not None:
         yield Reading(MASKED_RANKS, group, (), origin, barrier.masked)
+
+
+def _of_group(sample: GroupSample) -> Iterator[Reading]:
+    group, origin = (sample.namespace, sample.group), ("group", sample.handle)
+    for result, count in sample.epochs.items():
+        yield Reading(EPOCHS, group, ((RESULT, result),), origin, count)
+    for code, count in sample.refusals.items():
+        yield Reading(REFUSALS, group, ((REASON, code),), origin, count)

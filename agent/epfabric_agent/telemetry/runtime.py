@@ -114,6 +114,9 @@ class Telemetry:
         meter.create_observable_gauge(
             "epfabric.transport.info", [self._transport], "", "The transport in use"
         )
+        meter.create_observable_gauge(
+            "epfabric.certificate.left", [self._certificate], "s", "Until the certificate ends"
+        )
         meter.create_observable_counter(
             "epfabric.barrier.traces", [self._traces], "{barrier}", "Barriers kept as traces"
         )
@@ -152,6 +155,10 @@ class Telemetry:
             return []
         attributes = {"epfabric.transport": last.transport, "epfabric.provider": last.provider}
         return [Observation(1, attributes)]
+
+    def _certificate(self, _: CallbackOptions) -> Iterable[Observation]:
+        left_s = self._last.certificate_left_s
+        return [] if left_s is None else [Observation(left_s)]
 
     def _traces(self, _: CallbackOptions) -> Iterable[Observation]:
         counts = {"sent": self._last.traces_sent, "lost": self._last.traces_lost}

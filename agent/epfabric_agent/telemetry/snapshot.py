@@ -68,6 +68,19 @@ class BarrierSample:
 
 
 @dataclass(frozen=True)
+class GroupSample:
+    """What happened to one group as such, as this agent knows it."""
+
+    namespace: str
+    group: str
+    handle: int
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """By result (opened, completed, failed); only the coordinator's agent knows."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Requests of its pods that were refused, by code of the session protocol."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything at once; whatever is absent has ended."""
 
@@ -77,10 +90,13 @@ class Snapshot:
     """The transport's provider, such as `tcp;ofi_rxm`."""
     sessions: tuple[SessionSample, ...] = ()
     barriers: tuple[BarrierSample, ...] = ()
+    groups: tuple[GroupSample, ...] = ()
     traces_sent: int = 0
     """Barriers of which this agent's spans have arrived at the collector."""
     traces_lost: int = 0
     """Barriers of which this agent sent no spans though they were kept."""
+    certificate_left_s: float | None = None
+    """Until the certificate ends that other agents are shown; None without one."""
 
 
 class Source(Protocol):
