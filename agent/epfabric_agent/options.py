@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epfabric_crds.names import NAMESPACE, STATE_DIR
+from epfabric_crds.names import NODES_NAMESPACE, STATE_DIR
 
 DEFAULT_PORT = 7470
 DAYS = 365
@@ -50,7 +50,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
     ("--address", str, "HOST_IP", "IP", "where agents reach this one (HOST_IP, or the manifest)"),
     ("--port", _port, "", "PORT", f"port for agents ({DEFAULT_PORT}, or the manifest's; 0: any)"),
     ("--state-dir", Path, "", "DIR", f"the node's folder, of one agent at a time ({STATE_DIR})"),
-    ("--namespace", str, "POD_NAMESPACE", "NAME", f"the agents' namespace ({NAMESPACE})"),
+    ("--namespace", str, "POD_NAMESPACE", "NAME", f"the agents' namespace ({NODES_NAMESPACE})"),
     ("--kubeconfig", Path, "", "FILE", "how to reach the API server (the pod's account)"),
     ("--manifest", Path, "", "FILE", "EPFabric and EPFabricPeers: run without Kubernetes"),
     ("--pki", Path, "", "DIR", "with --manifest: ca.crt, NODE.crt, NODE.key (STATE-DIR/pki)"),
@@ -112,7 +112,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         pki=parsed.pki or state_dir / "pki",
         sockets=parsed.socket_dir or state_dir / "sockets",
         kubeconfig=parsed.kubeconfig,
-        namespace=parsed.namespace or NAMESPACE,
+        namespace=parsed.namespace or NODES_NAMESPACE,
     )
 
 

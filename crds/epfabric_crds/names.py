@@ -8,7 +8,8 @@ FABRICS = "epfabrics"
 NODES = "epfabricnodes"
 GROUPS = "epgroups"
 
-NAMESPACE = "epfabric-system"
+NAMESPACE = "epfabric-system"  # of the operator; Pod Security `restricted`
+NODES_NAMESPACE = "epfabric-nodes"  # of agents and CSI driver; Pod Security `privileged`
 
 FABRIC_LABEL = "epfabric.io/fabric"
 FABRIC_ANNOTATION = "epfabric.io/fabric"
@@ -18,6 +19,7 @@ CSI_DRIVER = "csi.epfabric.io"
 
 OPERATOR_ACCOUNT = "epfabric-operator"
 AGENT_ACCOUNT = "epfabric-agent"
+CSI_ACCOUNT = "epfabric-csi"
 OPERATOR_LEASE = "epfabric-operator"
 CA_SECRET = "epfabric-ca"
 CA_BUNDLE = "epfabric-ca"

@@ -32,6 +32,7 @@ class Config:
     agent_image: str
     agent_port: int
     namespace: str
+    nodes_namespace: str
     kubeconfig: str | None
     resync_seconds: float
     lease_seconds: int
@@ -65,7 +66,14 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
     parser.add_argument(
         "--namespace",
         default=env.get("EPFABRIC_NAMESPACE", names.NAMESPACE),
-        help=f"where agents run and Leases lie (env EPFABRIC_NAMESPACE, default {names.NAMESPACE})",
+        help="where the operator's Lease and the authority's Secret lie"
+        f" (env EPFABRIC_NAMESPACE, default {names.NAMESPACE})",
+    )
+    parser.add_argument(
+        "--nodes-namespace",
+        default=env.get("EPFABRIC_NODES_NAMESPACE", names.NODES_NAMESPACE),
+        help="where agents run, their Leases and what they trust lie"
+        f" (env EPFABRIC_NODES_NAMESPACE, default {names.NODES_NAMESPACE})",
     )
     parser.add_argument(
         "--kubeconfig",

@@ -20,7 +20,7 @@ from epfabric_operator.nodes import NodeCache
 from epfabric_operator.observe import Observer
 from epfabric_operator.plan import PlanConfig
 from epfabric_operator.reconcile import Reconciler
-from epfabric_operator.signer import Signer
+from epfabric_operator.signer import Places, Signer
 from epfabric_operator.tenure import Tenure
 from epfabric_operator.worklist import Worklist
 
@@ -84,10 +84,11 @@ class Leading:
         kube, config, worklist = self._kube, self._config, Worklist()
         events = EventWriter(kube, config.identity)
         nodes = NodeCache(kube, lambda: worklist.add(EVERYTHING))
-        observer = Observer(kube, config.namespace, policies, nodes)
-        wanted = PlanConfig(config.agent_image, config.namespace, config.agent_port, policies)
+        observer = Observer(kube, config.nodes_namespace, policies, nodes)
+        wanted = PlanConfig(config.agent_image, config.nodes_namespace, config.agent_port, policies)
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
-        signer = Signer(kube, config.namespace, events, self._metrics)
+        places = Places(config.namespace, config.nodes_namespace)
+        signer = Signer(kube, places, events, self._metrics)
         loop = Loop(worklist, reconciler, signer, config.resync_seconds, self._metrics)
         if not policies:
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")

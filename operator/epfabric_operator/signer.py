@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import logging
+from dataclasses import dataclass
 
 from epfabric_crds import names
 
@@ -26,13 +27,21 @@ from epfabric_operator.rotation import Authorities, turn
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Namespaces: agents can read the one of nodes, and nothing of the other."""
+
+    operator: str
+    nodes: str
+
+
 class AuthorityStore:
     """The authorities in their Secret, and the bundle of what agents trust in its ConfigMap."""
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
+    def __init__(self, kube: Kube, places: Places) -> None:
         self._kube = kube
-        self._namespace = namespace
-        self._secrets = paths.secrets(namespace)
+        self._places = places
+        self._secrets = paths.secrets(places.operator)
         self._path = f"{self._secrets}/{names.CA_SECRET}"
 
     def current(self) -> Authorities:
@@ -66,7 +75,10 @@ class AuthorityStore:
             for authority in filter(None, (found.signing, found.following)):
                 check_authority(authority)
         except (KeyError, ValueError) as error:
-            text = f"Secret {self._namespace}/{names.CA_SECRET} holds no usable authority ({error})"
+            text = (
+                f"Secret {self._places.operator}/{names.CA_SECRET} holds no usable authority"
+                f" ({error})"
+            )
             raise ApiError(0, "BadSecret", f"{text}: delete it, and a new one is made") from error
         return found
 
@@ -79,13 +91,13 @@ class AuthorityStore:
         return {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": metadata or {"name": names.CA_SECRET, "namespace": self._namespace},
+            "metadata": metadata or {"name": names.CA_SECRET, "namespace": self._places.operator},
             "type": "kubernetes.io/tls",
             "data": {key: _encode(value) for key, value in data.items()},
         }
 
     def _publish(self, found: Authorities) -> None:
-        path = f"{paths.configmaps(self._namespace)}/{names.CA_BUNDLE}"
+        path = f"{paths.configmaps(self._places.nodes)}/{names.CA_BUNDLE}"
         data = {names.CA_BUNDLE_KEY: found.bundle.decode()}
         before = self._kube.get(path)
         if before and before.get("data") == data:
@@ -93,7 +105,7 @@ class AuthorityStore:
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": names.CA_BUNDLE, "namespace": self._namespace},
+            "metadata": {"name": names.CA_BUNDLE, "namespace": self._places.nodes},
             "data": data,
         }
         self._kube.apply(path, body, names.OPERATOR_MANAGER)
@@ -108,10 +120,10 @@ def _told(found: Authorities) -> str:
 
 
 class Signer:
-    def __init__(self, kube: Kube, namespace: str, events: EventWriter, metrics: Metrics) -> None:
+    def __init__(self, kube: Kube, places: Places, events: EventWriter, metrics: Metrics) -> None:
         self._kube = kube
-        self._namespace = namespace
-        self._store = AuthorityStore(kube, namespace)
+        self._places = places
+        self._store = AuthorityStore(kube, places)
         self._events = events
         self._metrics = metrics
 
@@ -126,7 +138,7 @@ class Signer:
             return
         authority = self.refresh()
         try:
-            request = check(csr, self._namespace, self._node_of(csr))
+            request = check(csr, self._places.nodes, self._node_of(csr))
         except Refused as refusal:
             self._deny(csr, refusal)
             return

@@ -24,6 +24,7 @@ from harness.cluster import Cluster
 
 RELEASE = "epfabric"
 EFFECT_S = 60.0
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 PLAIN = "chart-plain"
 TEAM = "chart-team"
 OTHER = "chart-other"
@@ -96,6 +97,10 @@ def stored_spec(admin: As, name: str) -> Object:
 @pytest.fixture(scope="module")
 def installed(admin: As, before: Object) -> Iterator[As]:
     """The chart and one fabric's parameters; waits until both policies decide."""
+    # The namespaces stay when the release goes.
+    if not admin.run("get", "namespace", SYSTEM, "--ignore-not-found"):
+        admin.create(namespace(SYSTEM))
+    admin.run("label", "namespace", SYSTEM, RESTRICTED, "--overwrite")
     try:
         helm.install(admin.cluster.kubeconfig, RELEASE, SYSTEM, WITHOUT_PODS)
         admin.create(fabric(FABRIC, TEAM_A))

@@ -10,6 +10,7 @@ from typing import Any
 from harness.cluster import Cluster
 
 SYSTEM = "epfabric-system"
+NODES = "epfabric-nodes"
 Object = dict[str, Any]
 
 

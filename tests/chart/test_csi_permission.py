@@ -11,14 +11,14 @@ import grpc
 import pytest
 import yaml
 from chart.conftest import FABRIC, OTHER, PLAIN, TEAM
-from chart.objects import SYSTEM, As
+from chart.objects import NODES, As
 from unit.csi.kubelet import Node, Pod
 
 
 @pytest.fixture(scope="module")
 def node(installed: As) -> Iterator[Node]:
     """A node whose driver has the rights of the chart's account and no other."""
-    token = installed.run("create", "token", "epfabric-csi", "-n", SYSTEM).strip()
+    token = installed.run("create", "token", "epfabric-csi", "-n", NODES).strip()
     with tempfile.TemporaryDirectory(prefix="csi-") as folder:
         kubeconfig = Path(folder) / "kubeconfig"
         config = yaml.safe_load(installed.cluster.kubeconfig.read_text())

@@ -234,7 +234,7 @@ def pods_of(who: As, selector: str) -> list[Object]:
     return found
 
 
-@pytest.mark.parametrize("where", ["kube-system", "epfabric-system"])
+@pytest.mark.parametrize("where", ["kube-system", "epfabric-system", "epfabric-nodes"])
 def test_the_systems_own_namespaces_are_left_alone(installed: As, where: str) -> None:
     made = pod("system", where, annotations=annotated(FABRIC))
     stored = dry(installed, made)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from chart.conftest import RELEASE, WITHOUT_PODS
-from chart.objects import SYSTEM, As, Object
+from chart.objects import NODES, SYSTEM, As, Object
 from harness import helm
 from harness.process import HarnessError
 
@@ -129,7 +129,7 @@ def test_an_upgrade_changes_and_an_uninstall_leaves_only_the_definitions(admin: 
     try:
         during = inventory(admin)
         assert "CSIDriver /csi.epfabric.io" in during
-        assert f"DaemonSet {SYSTEM}/epfabric-csi" in during
+        assert f"DaemonSet {NODES}/epfabric-csi" in during
         driver = admin.get("csidriver", "csi.epfabric.io")
         assert driver["spec"]["volumeLifecycleModes"] == ["Ephemeral"]
         assert driver["spec"]["podInfoOnMount"] is True
@@ -141,13 +141,13 @@ def test_an_upgrade_changes_and_an_uninstall_leaves_only_the_definitions(admin: 
         assert {"name": "EPFABRIC_AGENT_PORT", "value": "1"} in operator["env"]
     finally:
         helm.uninstall(kubeconfig, RELEASE, SYSTEM)
-    admin.run("wait", "pods", "--all", "-n", SYSTEM, "--for=delete", "--timeout=60s")
+    for ours in (SYSTEM, NODES):
+        admin.run("wait", "pods", "--all", "-n", ours, "--for=delete", "--timeout=60s")
     left = inventory(admin) - before
     definitions = {one for one in left if one.startswith("CustomResourceDefinition ")}
-    of_the_namespace = {
-        f"Namespace /{SYSTEM}",
-        f"ServiceAccount {SYSTEM}/default",
-        f"ConfigMap {SYSTEM}/kube-root-ca.crt",
-    }
-    assert left - definitions - of_the_namespace == set()
+    of_namespaces = set()
+    for ours in (SYSTEM, NODES):
+        of_namespaces |= {f"Namespace /{ours}", f"ServiceAccount {ours}/default"}
+        of_namespaces.add(f"ConfigMap {ours}/kube-root-ca.crt")
+    assert left - definitions - of_namespaces == set()
     assert all(one.endswith(".epfabric.io") for one in definitions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from chart.conftest import TEAM
-from chart.objects import SYSTEM, As, Object, Refused, container, node, pod
+from chart.objects import NODES, SYSTEM, As, Object, Refused, container, node, pod
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,7 +45,7 @@ def accounts(installed: As) -> Iterator[Accounts]:
     )
     for name in (A, B):
         installed.delete("epfabricnodes", name)
-        installed.delete("pod", f"agent-{name}", SYSTEM)
+        installed.delete("pod", f"agent-{name}", NODES)
         installed.delete("node", name)
 
 
@@ -53,7 +53,7 @@ def agent_pod(name: str) -> Object:
     """Stands for the DaemonSet's pod on the node."""
     return pod(
         f"agent-{name}",
-        SYSTEM,
+        NODES,
         serviceAccountName="epfabric-agent",
         nodeName=name,
         tolerations=[{"operator": "Exists"}],
@@ -71,13 +71,14 @@ def epfabricnode(name: str) -> Object:
 
 
 def bound(admin: As, name: str) -> As:
-    uid = admin.get("pod", f"agent-{name}", SYSTEM)["metadata"]["uid"]
+    uid = admin.get("pod", f"agent-{name}", NODES)["metadata"]["uid"]
     of_pod = ("--bound-object-kind=Pod", f"--bound-object-name=agent-{name}")
     return account(admin, "epfabric-agent", *of_pod, f"--bound-object-uid={uid}")
 
 
 def account(admin: As, name: str, *more: str) -> As:
-    token = admin.run("create", "token", name, "-n", SYSTEM, "--duration=1h", *more).strip()
+    home = SYSTEM if name == "epfabric-operator" else NODES
+    token = admin.run("create", "token", name, "-n", home, "--duration=1h", *more).strip()
     return As(admin.cluster, token)
 
 
@@ -118,7 +119,7 @@ def test_an_agent_changes_no_spec_and_deletes_no_node(accounts: Accounts) -> Non
         accounts.agent_a.delete("epfabricnodes", A)
 
 
-def lease(name: str, where: str = SYSTEM) -> Object:
+def lease(name: str, where: str = NODES) -> Object:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -139,7 +140,7 @@ def test_an_agent_renews_its_own_lease_only(installed: As, accounts: Accounts) -
         accounts.agent_b.apply(renewed, "epfabric-agent")
     with pytest.raises(Refused, match="forbidden"):
         accounts.agent_a.create(lease(A, "kube-node-lease"))
-    installed.delete("lease", f"epfabric-agent-{A}", SYSTEM)
+    installed.delete("lease", f"epfabric-agent-{A}", NODES)
 
 
 def group(**spec: int) -> Object:
@@ -207,7 +208,7 @@ def test_an_agent_asks_only_our_signer_and_the_server_says_who_asked(
     installed: As, accounts: Accounts
 ) -> None:
     made = accounts.agent_a.create(certificate_request("chart-csr", "epfabric.io/agent"))
-    assert made["spec"]["username"] == f"system:serviceaccount:{SYSTEM}:epfabric-agent"
+    assert made["spec"]["username"] == f"system:serviceaccount:{NODES}:epfabric-agent"
     assert made["spec"]["extra"]["authentication.kubernetes.io/node-name"] == [A]
     for signer in ("kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving"):
         with pytest.raises(Refused, match=r"only the signer epfabric\.io/agent"):
@@ -279,14 +280,19 @@ def test_what_no_account_of_ours_may_do(accounts: Accounts) -> None:
     for who in everyone:
         allowed = [what for what in never if can(who, *what)]
         assert allowed == []
-    assert not can(accounts.agent_a, "get", "secrets", SYSTEM)
+    for where in (SYSTEM, NODES):
+        assert not can(accounts.agent_a, "get", "secrets", where)
     unused = [
         (accounts.agent_a, "list", "certificatesigningrequests", ""),
         (accounts.agent_a, "create", "events.events.k8s.io", TEAM),
         (accounts.agent_a, "list", "epgroups", TEAM),
-        (accounts.agent_a, "get", "leases", SYSTEM),
-        (accounts.operator, "get", "configmaps", SYSTEM),
-        (accounts.operator, "delete", "configmaps", SYSTEM),
+        (accounts.agent_a, "get", "leases", NODES),
+        (accounts.agent_a, "create", "leases", SYSTEM),
+        (accounts.operator, "list", "leases", SYSTEM),
+        (accounts.operator, "create", "leases", NODES),
+        (accounts.operator, "create", "secrets", NODES),
+        (accounts.operator, "get", "configmaps", NODES),
+        (accounts.operator, "delete", "configmaps", NODES),
         (accounts.operator, "update", "leases", SYSTEM),
         (accounts.operator, "patch", "secrets", SYSTEM),
         (accounts.operator, "get", "namespaces", ""),

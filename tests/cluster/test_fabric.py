@@ -63,7 +63,7 @@ def await_true(check: Callable[[], bool], what: str) -> None:
 def as_agent(running: Site, pod: str) -> client.CustomObjectsApi:
     """The API as the agent's own account sees it, with a token bound to its pod."""
     token = running.kubectl(
-        *("create", "token", names.AGENT_ACCOUNT, "-n", names.NAMESPACE),
+        *("create", "token", names.AGENT_ACCOUNT, "-n", names.NODES_NAMESPACE),
         *("--bound-object-kind=Pod", f"--bound-object-name={pod}"),
     ).strip()
     configuration = client.Configuration()
@@ -82,7 +82,7 @@ def test_explain_documents_the_fields(running: Site) -> None:
 
 def test_an_agent_cannot_write_the_object_of_another_node(running: Site) -> None:
     with fabric(running):
-        pod = running.pods(names.NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")[0]
+        pod = running.pods(names.NODES_NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")[0]
         api = as_agent(running, pod["metadata"]["name"])
         mine = pod["spec"]["nodeName"]
         other = next(name for name in ("node-0", "node-1") if name != mine)

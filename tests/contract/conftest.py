@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NAMESPACE, NODES_NAMESPACE, Stand
 from epfabric_crds import names
 from epfabric_crds.names import AGENT_ACCOUNT, INJECT_POLICY, OPERATOR_ACCOUNT
 from harness import helm
@@ -31,10 +31,11 @@ def api(cluster: Cluster) -> Cluster:
 @pytest.fixture(scope="module")
 def stand(api: Cluster) -> Iterator[Stand]:
     if not api.kubectl("get", "namespace", NAMESPACE, "--ignore-not-found"):
-        api.kubectl("create", "namespace", NAMESPACE)
-        api.kubectl("create", "serviceaccount", AGENT_ACCOUNT, "-n", NAMESPACE)
+        for namespace in (NAMESPACE, NODES_NAMESPACE):
+            api.kubectl("create", "namespace", namespace)
+        for account in (AGENT_ACCOUNT, "stranger"):
+            api.kubectl("create", "serviceaccount", account, "-n", NODES_NAMESPACE)
         api.kubectl("create", "serviceaccount", OPERATOR_ACCOUNT, "-n", NAMESPACE)
-        api.kubectl("create", "serviceaccount", "stranger", "-n", NAMESPACE)
         api.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(operator_rights()))
     # A binding can be made only where its policy is. It goes again, so that the chart may come.
     policy = yaml.safe_dump_all(rendered({"MutatingAdmissionPolicy"}, INJECT_POLICY))
@@ -49,9 +50,10 @@ def stand(api: Cluster) -> Iterator[Stand]:
 
 def rendered(kinds: set[str], name: str) -> list[dict[str, Any]]:
     """The chart's objects of these kinds that are called `name`."""
-    # The chart goes into one namespace only; the stand is beside it.
+    # The chart goes into its own namespaces only; the stand is beside it.
     text = helm.template({"injection": {"policyVersion": "v1"}}, names.NAMESPACE)
-    text = text.replace(f"namespace: {names.NAMESPACE}", f"namespace: {NAMESPACE}")
+    for ours, here in ((names.NAMESPACE, NAMESPACE), (names.NODES_NAMESPACE, NODES_NAMESPACE)):
+        text = text.replace(f"namespace: {ours}", f"namespace: {here}")
     found = [
         document
         for document in yaml.safe_load_all(text)

@@ -23,7 +23,9 @@ from harness.kubelet.api import Api, ApiError
 from harness.process import HarnessError, Process, wait_until
 
 OPERATOR = Path(sys.executable).with_name("epfabric-operator")
-NAMESPACE = "epfabric-contract"
+NAMESPACE = "epfabric-contract"  # for the operator
+NODES_NAMESPACE = "epfabric-contract-nodes"  # for agents
+HOMES = {names.OPERATOR_ACCOUNT: NAMESPACE}  # of accounts; the others are at the agents
 WAIT_S = 120.0
 HEARTBEAT_S = 5.0
 EPFABRIC = f"/apis/{names.API_VERSION}"
@@ -165,7 +167,7 @@ class Stand:
 
     def agents_pods(self, fabric: str) -> list[dict[str, Any]]:
         label = f"{names.FABRIC_LABEL}={fabric}"
-        found = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=label)
+        found = self.api.get(f"/api/v1/namespaces/{NODES_NAMESPACE}/pods", labelSelector=label)
         items: list[dict[str, Any]] = found["items"]
         return items
 
@@ -174,7 +176,7 @@ class Stand:
         for pod in self.agents_pods(fabric):
             if pod["metadata"].get("deletionTimestamp"):
                 self.cluster.kubectl(
-                    *("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE),
+                    *("delete", "pod", pod["metadata"]["name"], "-n", NODES_NAMESPACE),
                     *("--force", "--grace-period=0", "--ignore-not-found"),
                 )
 
@@ -184,7 +186,7 @@ class Stand:
         """What a running agent of the node writes: its Lease, then its status."""
         if renewed is None:
             self._agents.add(node)
-        self._lease(names.agent_lease(node), NAMESPACE, node, renewed or stamp())
+        self._lease(names.agent_lease(node), NODES_NAMESPACE, node, renewed or stamp())
         message = "libfabric over tcp" if transport == "True" else "no NIC fits"
         body = {
             "apiVersion": names.API_VERSION,
@@ -214,7 +216,7 @@ class Stand:
     def mute(self, node: str) -> None:
         """The agent dies: its Lease is not renewed any more."""
         self._agents.discard(node)
-        self._lease(names.agent_lease(node), NAMESPACE, node, "2026-01-01T00:00:00.000000Z")
+        self._lease(names.agent_lease(node), NODES_NAMESPACE, node, "2026-01-01T00:00:00.000000Z")
 
     def _lease(self, name: str, namespace: str, holder: str, renewed: str) -> None:
         lease = {
@@ -235,7 +237,7 @@ class Stand:
                     self._lease(node, "kube-node-lease", node, stamp())
             for node in sorted(self._agents):
                 with contextlib.suppress(HarnessError):
-                    self._lease(names.agent_lease(node), NAMESPACE, node, stamp())
+                    self._lease(names.agent_lease(node), NODES_NAMESPACE, node, stamp())
 
     # --- tokens and certificate requests
 
@@ -245,7 +247,7 @@ class Stand:
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": pod, "namespace": NAMESPACE},
+            "metadata": {"name": pod, "namespace": NODES_NAMESPACE},
             "spec": {
                 "nodeName": node,
                 "serviceAccountName": account,
@@ -253,7 +255,7 @@ class Stand:
             },
         }
         self.apply(body)
-        uid = self.json("get", "pod", pod, "-n", NAMESPACE)["metadata"]["uid"]
+        uid = self.json("get", "pod", pod, "-n", NODES_NAMESPACE)["metadata"]["uid"]
         bound = (
             "--bound-object-kind=Pod",
             f"--bound-object-name={pod}",
@@ -266,7 +268,9 @@ class Stand:
         return self._token_file(self.cluster.folder / f"{self.prefix}-{account}", account)
 
     def _token_file(self, path: Path, account: str, *bound: str) -> Path:
-        token = self.cluster.kubectl("create", "token", account, "-n", NAMESPACE, *bound).strip()
+        token = self.cluster.kubectl(
+            "create", "token", account, "-n", HOMES.get(account, NODES_NAMESPACE), *bound
+        ).strip()
         config = json.loads(
             self.cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
         )
@@ -312,6 +316,7 @@ class Stand:
                 OPERATOR,
                 "--agent-image=epfabric-agent:test",
                 f"--namespace={NAMESPACE}",
+                f"--nodes-namespace={NODES_NAMESPACE}",
                 f"--kubeconfig={kubeconfig or self.account_kubeconfig(names.OPERATOR_ACCOUNT)}",
                 "--resync-seconds=1",
                 "--health-port=0",

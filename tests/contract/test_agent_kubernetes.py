@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from contract.conftest import rendered
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NODES_NAMESPACE, Stand
 from epfabric_agent.csi import records
 from epfabric_agent.kube import settings_file
 from epfabric_crds import names
@@ -116,7 +116,7 @@ def site(stand: Stand, operator: Process) -> Iterator[Site]:
         made.commands[node] = [
             *(AGENT, f"--node={node}", f"--fabric={fabric}", f"--address=127.0.4.{index + 1}"),
             *("--port=0", f"--state-dir={states[node]}", f"--kubeconfig={config}"),
-            f"--namespace={NAMESPACE}",
+            f"--namespace={NODES_NAMESPACE}",
         ]
         made.start(node)
     try:
@@ -157,7 +157,7 @@ def test_agents_become_ready_with_status_and_lease(site: Site) -> None:
         assert "tcp is allowed" in status["transport"]["reason"]
         assert status["topology"]["cpus"]
         assert status["sessions"] == 0
-        lease = stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
+        lease = stand.find("lease", names.agent_lease(node), "-n", NODES_NAMESPACE)
         assert lease["spec"]["holderIdentity"].startswith(node)
         (owner,) = lease["metadata"]["ownerReferences"]
         assert owner["uid"] == stand.find("epfabricnode", node)["metadata"]["uid"]
@@ -258,11 +258,11 @@ def test_an_agent_waits_for_the_one_before_it_on_its_node(site: Site) -> None:
 def test_a_removed_nodes_lease_goes_with_it(site: Site) -> None:
     stand, node = site.stand, list(site.agents)[-1]
     site.agents[node].stop()
-    assert stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
+    assert stand.find("lease", names.agent_lease(node), "-n", NODES_NAMESPACE)
     stand.cluster.kubectl("delete", "node", node)
 
     def gone() -> bool:
-        left = stand.find("lease", names.agent_lease(node), "-n", NAMESPACE)
+        left = stand.find("lease", names.agent_lease(node), "-n", NODES_NAMESPACE)
         return left is None and stand.find("epfabricnode", node) is None
 
     stand.eventually(gone, "the EPFabricNode and the Lease to go")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NODES_NAMESPACE, Stand
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -91,7 +91,7 @@ def site(
     api.kubectl(
         *("create", "clusterrolebinding", f"{stand.prefix}-csr"),
         f"--clusterrole={stand.prefix}-csr",
-        *(f"--serviceaccount={NAMESPACE}:{a}" for a in (names.AGENT_ACCOUNT, "stranger")),
+        *(f"--serviceaccount={NODES_NAMESPACE}:{a}" for a in (names.AGENT_ACCOUNT, "stranger")),
     )
     folder = tmp_path_factory.mktemp("tokens")
     return Site(
@@ -111,7 +111,7 @@ def test_an_agents_own_request_is_signed_by_the_published_authority(
     status = site.answer(name, operator)
     assert "certificate" in status, status
     certificate = x509.load_pem_x509_certificate(base64.b64decode(status["certificate"]))
-    bundle = site.stand.json("get", "configmap", names.CA_BUNDLE, "-n", NAMESPACE)
+    bundle = site.stand.json("get", "configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE)
     authority = x509.load_pem_x509_certificate(bundle["data"][names.CA_BUNDLE_KEY].encode())
     certificate.verify_directly_issued_by(authority)
     assert certificate.public_key() == site.key.public_key()
@@ -170,16 +170,18 @@ def test_anything_else_is_denied_with_its_reason(
 
 def test_the_authority_outlives_the_operator(site: Site, operator: Process) -> None:
     def bundle() -> str:
-        found = site.stand.json("get", "configmap", names.CA_BUNDLE, "-n", NAMESPACE)
+        found = site.stand.json("get", "configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE)
         return str(found["data"][names.CA_BUNDLE_KEY])
 
     before = bundle()
     # The running one has the Lease; a second one that leads after it must find the same CA.
-    site.stand.cluster.kubectl("delete", "configmap", names.CA_BUNDLE, "-n", NAMESPACE)
+    site.stand.cluster.kubectl("delete", "configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE)
     operator.stop()
     with site.stand.operator("second") as second:
         site.stand.eventually(
-            lambda: site.stand.find("configmap", names.CA_BUNDLE, "-n", NAMESPACE) is not None,
+            lambda: (
+                site.stand.find("configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE) is not None
+            ),
             "the bundle",
             second,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NODES_NAMESPACE, Stand
 from epfabric_crds import names
 from harness.process import Process
 
@@ -33,7 +33,7 @@ def left(stand: Stand, name: str, node: str) -> list[str]:
     things = {
         "epf": ("epf", name),
         "epfn": ("epfn", node),
-        "daemonset": ("daemonset", names.agent_daemonset(name), "-n", NAMESPACE),
+        "daemonset": ("daemonset", names.agent_daemonset(name), "-n", NODES_NAMESPACE),
         "mutatingadmissionpolicybinding": (
             "mutatingadmissionpolicybinding",
             names.policy_binding(name),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from contract.stand import NAMESPACE, OPERATOR, Stand
+from contract.stand import NODES_NAMESPACE, OPERATOR, Stand
 from epfabric_crds import names
 from harness.process import Process
 
@@ -69,7 +69,7 @@ def test_wait_for_ready_returns(stand: Stand, fabric: str) -> None:
 def test_everything_that_the_fabric_owns_is_there(stand: Stand, fabric: str) -> None:
     uid = stand.json("get", "epf", fabric)["metadata"]["uid"]
     owned = [
-        stand.json("get", "daemonset", names.agent_daemonset(fabric), "-n", NAMESPACE),
+        stand.json("get", "daemonset", names.agent_daemonset(fabric), "-n", NODES_NAMESPACE),
         stand.json("get", "mutatingadmissionpolicybinding", names.policy_binding(fabric)),
         stand.json("get", "epfn", f"{stand.prefix}-a"),
     ]
@@ -100,7 +100,7 @@ def test_a_fabric_at_rest_is_not_written_to(stand: Stand, fabric: str, operator:
         things = [
             ("epf", fabric),
             ("epfn", f"{stand.prefix}-a"),
-            ("daemonset", names.agent_daemonset(fabric), "-n", NAMESPACE),
+            ("daemonset", names.agent_daemonset(fabric), "-n", NODES_NAMESPACE),
             ("mutatingadmissionpolicybinding", names.policy_binding(fabric)),
         ]
         return [stand.json("get", *thing)["metadata"]["resourceVersion"] for thing in things]

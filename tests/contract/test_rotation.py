@@ -6,7 +6,7 @@ import base64
 import datetime
 import json
 
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NAMESPACE, NODES_NAMESPACE, Stand
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from epfabric_crds import names
@@ -36,7 +36,7 @@ def test_an_authority_that_ends_soon_is_replaced_step_by_step(
         )
 
     def bundle() -> set[bytes]:
-        found = stand.find("configmap", names.CA_BUNDLE, "-n", NAMESPACE) or {"data": {}}
+        found = stand.find("configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE) or {"data": {}}
         text = found["data"].get(names.CA_BUNDLE_KEY, "").encode()
         if not text:
             return set()

@@ -56,7 +56,7 @@ namespaceSelector:
   matchExpressions:
     - key: kubernetes.io/metadata.name
       operator: NotIn
-      values: [kube-system, {{ .Release.Namespace }}]
+      values: [kube-system, {{ include "epfabric.nodesNamespace" . }}, {{ .Release.Namespace }}]
 {{- end }}
 
 {{- /* True where something of the pod's own has the volume's name or lies at the mount path. */ -}}

@@ -15,8 +15,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 system:serviceaccount:{{ .Release.Namespace }}:epfabric-operator
 {{- end }}
 
+{{- /* Where what needs privileges runs: agents and CSI driver. The operator's is the release's. */ -}}
+{{- define "epfabric.nodesNamespace" -}}
+epfabric-nodes
+{{- end }}
+
 {{- define "epfabric.agentUser" -}}
-system:serviceaccount:{{ .Release.Namespace }}:epfabric-agent
+system:serviceaccount:{{ include "epfabric.nodesNamespace" . }}:epfabric-agent
 {{- end }}
 
 {{- define "epfabric.policyVersion" -}}

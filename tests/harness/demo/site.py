@@ -27,6 +27,7 @@ NODES = 4
 FABRIC = "moe"
 RELEASE = "epfabric"
 LABEL = "epfabric.io/demo"
+OURS = (names.NAMESPACE, names.NODES_NAMESPACE)
 READY_SECONDS = 100
 GONE_SECONDS = 90.0
 LEASES = "lease.coordination.k8s.io/" + names.agent_lease("")
@@ -53,8 +54,8 @@ class Site:
         """The processes of the agents: pid → node."""
         return {
             pid: pod["spec"]["nodeName"]
-            for pod in self.pods(names.NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")
-            for pid in self.kubelet.pids(names.NAMESPACE, pod["metadata"]["name"])
+            for pod in self.pods(names.NODES_NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")
+            for pid in self.kubelet.pids(names.NODES_NAMESPACE, pod["metadata"]["name"])
         }
 
     def pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
@@ -107,18 +108,28 @@ def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[
 def install(site: Site) -> None:
     # Pods share this machine's network: take ports that nobody has.
     ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
+    make_namespace(site.cluster)
     helm.install(site.cluster.kubeconfig, RELEASE, names.NAMESPACE, ports)
-    rollout = ("rollout", "status", "-n", names.NAMESPACE, f"--timeout={READY_SECONDS}s")
-    site.kubectl(*rollout, "deployment/epfabric-operator")
-    site.kubectl(*rollout, "daemonset/epfabric-csi")
+    rollout = ("rollout", "status", f"--timeout={READY_SECONDS}s", "-n")
+    site.kubectl(*rollout, names.NAMESPACE, "deployment/epfabric-operator")
+    site.kubectl(*rollout, names.NODES_NAMESPACE, "daemonset/epfabric-csi")
     site.show.note(site.kubectl("get", "nodes", "-o", "wide"))
-    site.show.note(site.kubectl("get", "pods", "-n", names.NAMESPACE, "-o", "wide"))
+    for namespace in OURS:
+        site.show.note(site.kubectl("get", "pods", "-n", namespace, "-o", "wide"))
+
+
+def make_namespace(cluster: Cluster) -> None:
+    """The release's, as docs/install.md labels it."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": names.NAMESPACE, "labels": labels}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
 
 def uninstall(site: Site) -> None:
     helm.uninstall(site.cluster.kubeconfig, RELEASE, names.NAMESPACE)
     await_empty(
-        lambda: [pod["metadata"]["name"] for pod in site.pods(names.NAMESPACE, "")],
+        lambda: [pod["metadata"]["name"] for ours in OURS for pod in site.pods(ours, "")],
         "pods of the chart",
     )
     site.show.note("chart uninstalled, none of its pods is left")
@@ -161,7 +172,7 @@ def remains(site: Site, agents: dict[int, str]) -> list[str]:
     left += site.kubectl("get", "nodes", "-l", label, "-o", "name").split()
     namespaced = "daemonsets,pods,configmaps"
     left += site.kubectl("get", namespaced, "-A", "-l", label, "-o", "name").split()
-    leases = site.kubectl("get", "leases", "-n", names.NAMESPACE, "-o", "name").split()
+    leases = site.kubectl("get", "leases", "-n", names.NODES_NAMESPACE, "-o", "name").split()
     left += [lease for lease in leases if lease.startswith(LEASES)]
     bindings = site.kubectl("get", "mutatingadmissionpolicybindings", "-o", "name").split()
     left += [name for name in bindings if name.endswith("/" + names.policy_binding(FABRIC))]
