@@ -9,6 +9,10 @@ from epfabric_crds.fabric import AgentPool
 
 from epfabric_operator.assignment import POOL_LABEL
 
+# Of an agent whose pool says nothing: without a request the kernel lets every other pod go first,
+# and ranks take an agent that gets no CPU for a second for dead.
+REQUESTS = {"cpu": "500m", "memory": "256Mi"}
+
 
 def daemonsets(fabric: EPFabric, image: str, port: int, namespace: str) -> list[dict[str, Any]]:
     """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
@@ -103,20 +107,18 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) 
         )
     if port:
         container["ports"] = [{"name": "grpc", "containerPort": port, "protocol": "TCP"}]
-    resources = _resources(pool)
-    if resources:
-        container["resources"] = resources
+    container["resources"] = _resources(pool)
     if pool and pool.hugepages:
         container["volumeMounts"].append({"name": "hugepages", "mountPath": "/dev/hugepages"})
     return container
 
 
 def _resources(pool: AgentPool | None) -> dict[str, Any]:
-    if pool is None:
-        return {}
-    requests = dict(pool.resources.requests) if pool.resources else {}
-    limits = dict(pool.resources.limits) if pool.resources else {}
-    if pool.hugepages:
+    given = pool.resources if pool and pool.resources else None
+    limits = dict(given.limits) if given else {}
+    requests = {k: v for k, v in REQUESTS.items() if k not in limits}
+    requests |= dict(given.requests) if given else {}
+    if pool and pool.hugepages:
         limits[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.amount
     return {k: v for k, v in (("requests", requests), ("limits", limits)) if v}
 

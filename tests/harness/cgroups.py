@@ -13,6 +13,8 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 GONE_S = 10.0
+# A group counts as one program beside those that are in none: one node's pods are many.
+WEIGHTS = {"cpu.shares": "32768", "cpu.weight": "3200"}
 
 
 def hierarchies() -> list[Path]:
@@ -33,6 +35,9 @@ def make(name: str) -> None:
 
 def inherit(parent: Path, folder: Path) -> None:
     """Version 1: a cpuset begins empty. Version 2: a parent's controllers must be handed down."""
+    for file, weight in WEIGHTS.items():
+        if (folder / file).exists():
+            (folder / file).write_text(weight)
     for file in ("cpuset.mems", "cpuset.cpus"):
         if (folder / file).exists() and not (folder / "cgroup.controllers").exists():
             (folder / file).write_text((parent / file).read_text())

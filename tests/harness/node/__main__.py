@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 from harness.kubectl import PROGRAM
 from harness.node.site import Site
@@ -15,7 +16,11 @@ from harness.process import HarnessError, Processes, private_mounts
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.node", description=__doc__)
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="1 to 9, default 2")
-    count = parser.parse_args().nodes
+    parser.add_argument(
+        "--image", type=Path, action="append", default=[], help="OCI archive to import on each node"
+    )
+    options = parser.parse_args()
+    count = options.nodes
     if not 1 <= count <= 9:
         parser.error(f"--nodes {count} is not 1 to 9")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -25,7 +30,7 @@ def main() -> int:
             tempfile.tempdir = str(processes.folder)  # libraries' files, too, are removed then
             print(f"starting a control plane and {count} nodes", flush=True)
             site = Site(processes, count)
-            site.start()
+            site.start(options.image)
             print(f"kubeconfig  {site.cluster.kubeconfig}")
             print(f"logs        {processes.folder / 'logs'}")
             for node in site.nodes:

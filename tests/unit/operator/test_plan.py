@@ -161,7 +161,9 @@ def test_pools_have_a_daemonset_each_and_never_share_a_node() -> None:
     container = big["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"memory": "1Gi", "hugepages-1Gi": "2Gi"}
     assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"} in container["env"]
-    assert "resources" not in rest["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["requests"] == {"cpu": "500m"}  # a limit is also a request
+    other = rest["spec"]["template"]["spec"]["containers"][0]
+    assert other["resources"] == {"requests": {"cpu": "500m", "memory": "256Mi"}}
 
 
 def test_a_pool_never_has_the_daemonset_of_another_fabric() -> None:
