@@ -1,4 +1,4 @@
-"""The program `epfabric-agent`: one per node, or `epfabric-agent pki` to make certificates.
+"""The program `epfabric-agent`: one per node; `pki` makes certificates, `nics` restores NICs.
 
 Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot start or go on;
 3 a proxy did not end in its time, so that only a new process can go on.
@@ -18,7 +18,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from epfabric_agent import heap
-from epfabric_agent.options import Options, check_issue, options_of, parser, pki_parser
+from epfabric_agent.options import (
+    Options,
+    check_issue,
+    nics_parser,
+    options_of,
+    parser,
+    pki_parser,
+)
 from epfabric_agent.statelock import lock
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given[:1] == ["pki"]:
             return pki(given[1:])
+        if given[:1] == ["nics"]:
+            return nics(given[1:])
         parsed = parser().parse_args(given)
         logging.basicConfig(
             level=parsed.log_level.upper(),
@@ -93,6 +102,18 @@ def pki(arguments: list[str]) -> int:
     for path in authority.issue(parsed.dir, identity, parsed.days, parsed.out or parsed.dir):
         print(path)
     return 0
+
+
+def nics(arguments: list[str]) -> int:
+    from epfabric_agent.manifest.nics import restore
+
+    parsed = nics_parser().parse_args(arguments)
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(message)s")
+    held = lock(parsed.state_dir)
+    try:
+        return 0 if asyncio.run(restore(parsed.state_dir)) else 1
+    finally:
+        os.close(held)
 
 
 async def serve(options: Options, manifest: Manifest | None) -> int:

@@ -70,7 +70,8 @@ def parser(environ: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
         prog="epfabric-agent",
         description="EPFabric's agent of one node: by default in Kubernetes, as the operator runs "
         "it; with --manifest without Kubernetes.",
-        epilog="Keys and certificates for a manifest: epfabric-agent pki --help",
+        epilog="Keys and certificates for a manifest: epfabric-agent pki --help; NICs as they were "
+        "before: epfabric-agent nics --help",
     )
     for flag, kind, default, value, text in _FLAGS:
         made.add_argument(
@@ -135,6 +136,24 @@ def check_issue(parsed: argparse.Namespace) -> None:
     for flag in ("fabric", "address"):
         if not getattr(parsed, flag):
             raise ValueError(f"--{flag} is empty")
+
+
+def nics_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="epfabric-agent nics",
+        description="NIC settings that the agent of this node changed. Exit status: 0 done; "
+        "1 something could not be restored (it says what and why); 2 wrong use, or an agent runs.",
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="restore")
+    restore = commands.add_parser("restore", help="bring back the values from before the fabric")
+    restore.add_argument(
+        "--state-dir",
+        type=Path,
+        default=Path(STATE_DIR),
+        metavar="DIR",
+        help=f"the node's folder; its agent must have ended ({STATE_DIR})",
+    )
+    return made
 
 
 def pki_parser() -> argparse.ArgumentParser:

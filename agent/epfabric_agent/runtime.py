@@ -10,7 +10,8 @@ import asyncio
 import datetime
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from epfabric_crds.settings import Traces as TracesSettings
 from epfabric_agent.core_edge import CoreEdge, CoreSettings
 from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
+from epfabric_agent.nic.report import NicReport
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
@@ -59,6 +61,7 @@ class Facts:
     local: bool
     behind: str
     """What of the settings waits for the sessions to end; empty where nothing does."""
+    nics: NicReport
 
 
 class Runtime:
@@ -90,6 +93,9 @@ class Runtime:
         self._services: Services | None = None
         self._settled = asyncio.Event()  # the core is not being replaced
         self._settled.set()
+        self._nics_still = asyncio.Event()  # no NIC is being changed
+        self._nics_still.set()
+        self.nics = NicReport()
         self._settings: Settings | None = None
         self._served: tuple[Settings, str] | None = None  # with the endpoint of that time
         self._behind = ""
@@ -140,13 +146,26 @@ class Runtime:
 
     async def services(self) -> Services:
         """What a new session gets; see session.services.Current. Raises Unserved."""
-        while not self._settled.is_set():
+        while not (self._settled.is_set() and self._nics_still.is_set()):
             await self._settled.wait()
+            await self._nics_still.wait()
         if self._services is None:
             raise Unserved(
                 f"the agent of node {self.identity.node} serves no sessions: {self._choice.reason}"
             )
         return self._services
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[bool]:
+        """True where no session is there; then none begins before the block ends."""
+        if self.sessions:
+            yield False
+            return
+        self._nics_still.clear()
+        try:
+            yield True
+        finally:
+            self._nics_still.set()
 
     @property
     def serving(self) -> bool:
@@ -171,6 +190,7 @@ class Runtime:
             constrained=self._ledger.constrained,
             local=self._ledger.local,
             behind=self._behind,
+            nics=self.nics,
         )
 
     def barriers(self, handle: int) -> BarrierStatistics | None:

@@ -62,6 +62,25 @@ class ProxyPlace:
     numa_node: int | None = None
 
 
+NicState = Literal["AsWanted", "Differs", "Unsupported", "Waiting", "Refused", "Failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NicSetting:
+    name: str
+    state: NicState
+    wanted: str
+    actual: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NicStatus:
+    name: str
+    state: NicState
+    settings: tuple[NicSetting, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class EPFabricNodeStatus:
     observed_generation: int | None = None
@@ -69,6 +88,7 @@ class EPFabricNodeStatus:
     transport: ChosenTransport | None = None
     topology: Topology | None = None
     capabilities: tuple[str, ...] = ()
+    nics: tuple[NicStatus, ...] = ()
     proxies: tuple[ProxyPlace, ...] = ()
     sessions: int | None = None
     conditions: tuple[Condition, ...] = ()

@@ -76,7 +76,6 @@ def unsupported(spec: EPFabricSpec) -> list[str]:
                 spec.barrier.algorithm == "dissemination",
                 "barrier.algorithm dissemination (use leader)",
             ),
-            (spec.nics.mode == "Configure", "nics.mode Configure (use Observe)"),
             (bool(spec.tenants), "tenants (remove them)"),
         )
         if asked

@@ -56,6 +56,8 @@ def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dic
     volumes: list[dict[str, Any]] = [
         {"name": "state", "hostPath": {"path": names.STATE_DIR, "type": "DirectoryOrCreate"}}
     ]
+    if fabric.spec.nics.mode == "Configure":
+        volumes.append({"name": "sys", "hostPath": {"path": "/sys", "type": "Directory"}})
     if pool and pool.hugepages:
         medium = f"HugePages-{pool.hugepages.page_size}"
         volumes.append({"name": "hugepages", "emptyDir": {"medium": medium}})
@@ -101,6 +103,10 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) 
         },
         "volumeMounts": [{"name": "state", "mountPath": names.STATE_DIR}],
     }
+    if fabric.spec.nics.mode == "Configure":
+        # Links by netlink; RoCE mode, ToS and ECN by files, which a container sees read-only.
+        container["securityContext"]["capabilities"]["add"].append("NET_ADMIN")
+        container["volumeMounts"].append({"name": "sys", "mountPath": "/sys"})
     if fabric.spec.telemetry.endpoint:
         container["env"].append(
             {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": fabric.spec.telemetry.endpoint}

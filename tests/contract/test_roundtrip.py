@@ -73,6 +73,10 @@ topology:
   nics: [{{name: eth0, rdmaDevice: mlx5_0, driver: mlx5_core, pciAddress: "0000:3b:00.1",
     numaNode: -1, rail: 0, addresses: [10.0.0.1], mtu: 9000, speedMbps: 400000, state: up}}]
 capabilities: [loopback]
+nics:
+- name: eth0
+  state: Refused
+  settings: [{{name: mtu, state: Refused, wanted: "9000", actual: "1500", message: why}}]
 proxies: [{{session: n/p/0, index: 0, cpu: 3, numaNode: 0}}]
 sessions: 1
 conditions: [{CONDITION}]

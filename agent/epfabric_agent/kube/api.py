@@ -16,6 +16,8 @@ from kubernetes import client, config
 
 Object = dict[str, Any]
 CALL_S = 8.0
+REACH_S = 3.0
+PAGE = 500
 WATCH_S = 240
 # The pod's token is read anew by the client's hook, which says ConfigException when it is away.
 _FAULTS = (urllib3.exceptions.HTTPError, client.ApiException, config.ConfigException, OSError)
@@ -54,6 +56,30 @@ def connect(kubeconfig: Path | None) -> Api:
 class Api:
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
+
+    @property
+    def host(self) -> str:
+        """Name or address that the API server is called by."""
+        return urllib3.util.parse_url(self._api.configuration.host).host or ""
+
+    def reach(self) -> str:
+        """Why the API server does not answer now; empty where it does."""
+        try:
+            self._json("GET", "/version", timeout_s=REACH_S)
+        except ApiError as error:
+            return str(error)[:200]
+        return ""
+
+    def pages(self, path: str) -> Iterator[Object]:
+        """Every object of a list, read in pages."""
+        query = {"limit": str(PAGE)}
+        while True:
+            found = self._json("GET", path, query=query)
+            yield from found.get("items") or ()
+            onward = (found.get("metadata") or {}).get("continue")
+            if not onward:
+                return
+            query = {"limit": str(PAGE), "continue": onward}
 
     def get(self, path: str) -> Object | None:
         """The object, or None where there is none."""
@@ -108,8 +134,9 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
         kind: str | None = None,
+        timeout_s: float = CALL_S,
     ) -> Object:
-        response = self._send(method, path, query or {}, body, kind, (CALL_S, CALL_S))
+        response = self._send(method, path, query or {}, body, kind, (timeout_s, timeout_s))
         try:
             found: Object = json.loads(response.read())
         except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:

@@ -7,6 +7,7 @@ sockets, status, groups. Sessions and groups go on meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from epfabric_crds import names
+from epfabric_crds.settings import Nics
 
 from epfabric_agent.csi import records
 from epfabric_agent.groups.hub import Hub
@@ -21,6 +23,7 @@ from epfabric_agent.kube import lease, settings_file
 from epfabric_agent.kube.api import Api, ApiError, connect
 from epfabric_agent.kube.certificate_loop import Certificates, by_api
 from epfabric_agent.kube.group_report import GroupReporter
+from epfabric_agent.kube.nics import KubeNics
 from epfabric_agent.kube.publish import StatusWriter
 from epfabric_agent.kube.settings import SettingsWatch, Wanted
 from epfabric_agent.options import Options
@@ -55,6 +58,7 @@ async def run(options: Options, stop: asyncio.Event) -> None:
                 duty.result()  # a duty ends only by what the agent cannot go on with
     finally:
         waiting.cancel()
+        await mode.nics.leave()
         for duty in duties:
             duty.cancel()
         mode.watch.stop()
@@ -83,6 +87,15 @@ class KubeMode:
             Machine(),
             changed=self._wake.set,
         )
+        self._nics_wake = asyncio.Event()
+        self.nics = KubeNics(
+            api,
+            identity,
+            options,
+            self.runtime,
+            uid=lambda: self._wanted.uid if self._wanted else "",
+            changed=self._wake.set,
+        )
         self._loop = asyncio.get_running_loop()
         self.watch = SettingsWatch(
             api,
@@ -102,6 +115,7 @@ class KubeMode:
             self._follow_records(),
             self._reporter.run(),
             self._refresh_statistics(),
+            self._tend_nics(),
         ]
 
     def _own(self) -> Agent:
@@ -117,6 +131,7 @@ class KubeMode:
             _log.info("there is no EPFabricNode %s of this fabric yet", self._identity.node)
             settings_file.forget(self._options.state_dir)
         self._wake.set()
+        self._nics_wake.set()
 
     async def _renew_lease(self) -> None:
         """While there is an EPFabricNode: with it the Lease goes, and must not come again."""
@@ -225,6 +240,18 @@ class KubeMode:
                 await self.runtime.sockets.follow(pods)
                 seen, looks = stamp, 0
             await asyncio.sleep(RECORDS_S)
+
+    async def _tend_nics(self) -> None:
+        """Apart from the settings: one change may take half a minute until it is confirmed."""
+        while True:
+            wanted = self._wanted
+            if wanted is not None:
+                await self.nics.turn(wanted.spec.nics)
+            elif self._heard.is_set():  # the node has left its fabric
+                await self.nics.turn(Nics())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nics_wake.wait(), LOOK_S)
+            self._nics_wake.clear()
 
     async def _refresh_statistics(self) -> None:
         hub: Hub = self.runtime.hub

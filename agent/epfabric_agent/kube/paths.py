@@ -7,11 +7,20 @@ from urllib.parse import quote
 from epfabric_crds import names
 
 NODES = f"/apis/{names.API_VERSION}/{names.NODES}"
+NIC_DEVICES = "/apis/configuration.net.nvidia.com/v1alpha1/nicdevices"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
-def node_status(node: str) -> str:
-    return f"{NODES}/{quote(node, safe='')}/status"
+def node(name: str) -> str:
+    return f"{NODES}/{quote(name, safe='')}"
+
+
+def node_status(name: str) -> str:
+    return f"{node(name)}/status"
+
+
+def events(namespace: str) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"
 
 
 def lease(namespace: str, node: str) -> str:

@@ -16,6 +16,7 @@ from epfabric_crds import MirrorError, to_dict
 from epfabric_crds.convert import from_dict
 from epfabric_crds.node import EPFabricNodeSpec
 
+from epfabric_agent import durable
 from epfabric_agent.kube.settings import Wanted
 
 VERSION = 1
@@ -33,15 +34,7 @@ def keep(state_dir: Path, node: str, wanted: Wanted) -> None:
         "generation": wanted.generation,
         "spec": to_dict(wanted.spec),
     }
-    path = state_dir / NAME
-    temporary = path.with_suffix(".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, 0o600)
-        file.write(json.dumps(body | {"sha256": _digest(body)}).encode())
-        file.flush()
-        os.fsync(fd)
-    os.replace(temporary, path)
+    durable.write(state_dir / NAME, json.dumps(body | {"sha256": _digest(body)}).encode())
 
 
 def kept(state_dir: Path, node: str, fabric: str) -> Wanted | None:

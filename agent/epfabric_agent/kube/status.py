@@ -36,6 +36,7 @@ def status_of(
             ProxyPlace(session=session, index=index, cpu=cpu, numa_node=numa_of.get(cpu, -1))
             for session, index, cpu in facts.places[:MAX_PROXIES]
         ),
+        nics=facts.nics.nics,
         sessions=facts.sessions,
         conditions=tuple(conditions),
     )
@@ -83,4 +84,6 @@ def _conditions(facts: Facts, generation: int | None, now: str) -> list[Conditio
     degraded = condition("Degraded", False, "AsWanted", "the node serves as its spec says")
     if facts.behind:
         degraded = condition("Degraded", True, "SettingsWait", facts.behind)
-    return [ready, constrained, local, degraded]
+    nics = facts.nics
+    configured = condition("NICsConfigured", nics.holds, nics.reason, nics.message)
+    return [ready, constrained, local, configured, degraded]

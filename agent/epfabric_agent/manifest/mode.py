@@ -8,7 +8,9 @@ import logging
 from pathlib import Path
 
 from epfabric_agent.groups.hub import NoReporter
+from epfabric_agent.manifest import nics
 from epfabric_agent.manifest.read import Manifest, split_endpoint
+from epfabric_agent.nic.duty import NicDuty
 from epfabric_agent.options import Options
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.pki import authority
@@ -66,6 +68,10 @@ async def run(manifest: Manifest, options: Options, stop: asyncio.Event) -> None
         changed=lambda: None,
     )
     try:
+        duty = nics.duty(
+            options.state_dir, identity.address, lambda: runtime.sessions, runtime.quiet
+        )
+        await _tend(duty, runtime, manifest)
         await runtime.listen(port if options.port is None else options.port)
         await runtime.apply(manifest.settings)
         if not runtime.serving:
@@ -81,5 +87,18 @@ async def run(manifest: Manifest, options: Options, stop: asyncio.Event) -> None
                 await asyncio.wait_for(stop.wait(), LOOK_S)
             except TimeoutError:
                 await runtime.look_again()
+                await _tend(duty, runtime, manifest)
     finally:
         await runtime.close()
+
+
+async def _tend(duty: NicDuty, runtime: Runtime, manifest: Manifest) -> None:
+    try:
+        found = await duty.turn(manifest.settings.nics)
+    except OSError as error:
+        _log.warning("the NICs are left as they are: %s", error)
+        return
+    if found != runtime.nics:
+        log = _log.info if found.holds else _log.warning
+        log("NICs: %s: %s", found.reason, found.message)
+    runtime.nics = found

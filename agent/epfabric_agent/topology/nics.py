@@ -17,7 +17,7 @@ _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 def find_nics(machine: Machine) -> tuple[Nic, ...]:
     """Interfaces with hardware, an RDMA device or an address; by name, rails numbered."""
-    rdma = _rdma_devices(machine)
+    rdma = rdma_devices(machine)
     known = machine.addresses()
     found = []
     for name in names(machine.sys / "class/net"):
@@ -31,7 +31,7 @@ def find_nics(machine: Machine) -> tuple[Nic, ...]:
     return _with_rails(found)[:MAX_NICS]
 
 
-def _rdma_devices(machine: Machine) -> dict[str, str]:
+def rdma_devices(machine: Machine) -> dict[str, str]:
     """RDMA device by its interface, or by its own name where it has none."""
     folder = machine.sys / "class/infiniband"
     found = {}

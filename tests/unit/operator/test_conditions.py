@@ -111,7 +111,7 @@ HEALTHY = {
         ),
         (
             {"a": READY},
-            {"of": fabric(nics={"mode": "Configure"})},
+            {"of": fabric(barrier={"algorithm": "dissemination"})},
             {"Ready": "False NotSupported", "Stalled": "True NotSupported"},
         ),
         (

@@ -1,0 +1,132 @@
+"""Keeps the node's NICs as the manifest wants them; a turn at start, at each change, now and then.
+
+Used by kube.mode, manifest.mode and `epfabric-agent nics`. Decisions are nic.plan's, what is
+written to the node is nic.change's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from epfabric_crds.settings import Nics
+
+from epfabric_agent.nic.change import Changer, Clock, Hands
+from epfabric_agent.nic.facts import Node
+from epfabric_agent.nic.journal import Journal
+from epfabric_agent.nic.plan import Change, Plan, Situation, plan
+from epfabric_agent.nic.report import NicReport, report, wanted_any
+
+MOST_CHANGES = 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Happening:
+    """For an Event and the log."""
+
+    warning: bool
+    reason: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a turn asks of the agent. `sessions` counts the node's; `quiet` holds new ones back and
+    gives False if there are some; `read_only` says who else configures the NICs; `reachable` see
+    Changer; `tell` gets what happened."""
+
+    sessions: Callable[[], int]
+    quiet: Callable[[], AbstractAsyncContextManager[bool]]
+    read_only: Callable[[], str]
+    reachable: Callable[[], str]
+    tell: Callable[[Happening], None]
+
+
+class NicDuty:
+    def __init__(
+        self, hands: Hands, journal: Journal, changer: Changer, clock: Clock, around: Surroundings
+    ) -> None:
+        self._hands = hands
+        self._journal = journal
+        self._changer = changer
+        self._clock = clock
+        self._around = around
+        self._one = asyncio.Lock()
+        self._told: set[tuple[str, str, str]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing was changed that is not as it was before."""
+        memory = self._journal.memory
+        return memory.pending is None and not memory.originals
+
+    async def turn(self, wanted: Nics) -> NicReport:
+        """Raises OSError where links or the journal cannot be read or written."""
+        async with self._one:
+            if why := await asyncio.to_thread(self._changer.settle):
+                self._around.tell(Happening(True, "NICRolledBack", why))
+            if self.idle and not wanted_any(wanted):
+                return NicReport()
+            made = await self._bring(wanted)
+            self._tell_refusals(made)
+            return report(wanted, made)
+
+    async def _bring(self, wanted: Nics) -> Plan:
+        made = Plan()
+        read_only = ""
+        if wanted.mode == "Configure" or not self.idle:
+            read_only = await asyncio.to_thread(self._around.read_only)
+        for _ in range(MOST_CHANGES):
+            node = await asyncio.to_thread(self._look, wanted)
+            made = self._plan(wanted, node, read_only, "")
+            if not made.changes:
+                break
+            if unreachable := await asyncio.to_thread(self._around.reachable):
+                text = f"waits for the API server, to be confirmed by: {unreachable}"
+                made = self._plan(wanted, node, read_only, text)
+                break
+            change = made.changes[0]
+            if not change.disruptive:
+                await self._make(change, node)
+                continue
+            async with self._around.quiet() as free:
+                if free:
+                    await self._make(change, node)
+        return made
+
+    def _look(self, wanted: Nics) -> Node:
+        memory = self._journal.memory
+        node = self._hands.look(wanted, {setting for _, setting in memory.originals})
+        self._journal.keep_only({node.key(nic) for nic in node.nics})
+        return node
+
+    def _plan(self, wanted: Nics, node: Node, read_only: str, unconfirmable: str) -> Plan:
+        situation = Situation(self._around.sessions(), read_only, unconfirmable, self._clock.now())
+        return plan(wanted, node, self._journal.memory, situation)
+
+    async def _make(self, change: Change, node: Node) -> None:
+        drifted = not change.restores and (change.key, change.setting) in (
+            self._journal.memory.originals
+        )
+        wrong = await asyncio.to_thread(self._changer.make, change, node)
+        what = f"{change.nic}: {change.setting} from {change.old} to {change.new}"
+        if wrong:
+            self._around.tell(Happening(True, "NICRolledBack", f"{what}: {wrong}"))
+        elif drifted:
+            note = f"{what}: something else had changed it, it was set again"
+            self._around.tell(Happening(True, "NICDrifted", note))
+        elif change.restores:
+            self._around.tell(Happening(False, "NICRestored", f"{what}: {change.reason}"))
+        else:
+            self._around.tell(Happening(False, "NICConfigured", f"{what} ({change.reason})"))
+
+    def _tell_refusals(self, made: Plan) -> None:
+        """Once for each, until it holds no more."""
+        refused = {(f.nic, f.setting, f.reason) for f in made.findings if f.state == "Refused"}
+        for nic, setting, reason in sorted(refused - self._told):
+            self._around.tell(Happening(True, "NICRefused", f"{nic}: {setting}: {reason}"))
+        self._told = refused

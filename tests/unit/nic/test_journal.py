@@ -1,0 +1,86 @@
+"""The journal after crashes: old or new, never half; another boot; what cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from epfabric_agent.nic.change import Changer
+from epfabric_agent.nic.facts import Link, Network, Nic, Node, Reading
+from epfabric_agent.nic.journal import Journal
+from epfabric_agent.nic.plan import Change
+from unit.nic.clock import StepClock
+
+CHANGE = Change("eth0", "0000:3b:00.0", "mtu", "1500", "9000", "spec.nics.mtu", True, False)
+
+
+def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "boot")
+    journal.begin(CHANGE, was_up=True)
+    again = Journal(tmp_path, "boot")
+    assert again.memory == journal.memory
+    again.confirm(restores=False)
+    assert Journal(tmp_path, "boot").memory.originals == {("0000:3b:00.0", "mtu"): "1500"}
+    assert (tmp_path / "nics.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_boot_has_nothing_to_undo(tmp_path: Path) -> None:
+    Journal(tmp_path, "boot").begin(CHANGE, was_up=True)
+    assert Journal(tmp_path, "later").memory.pending is None
+
+
+def test_the_first_value_stays_through_further_changes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "boot")
+    for old, new in (("1500", "9000"), ("9000", "4200")):
+        journal.begin(Change(*["eth0", "k", "mtu", old, new, "", True, False]), was_up=True)  # type: ignore[arg-type]
+        journal.confirm(restores=False)
+    assert journal.memory.originals == {("k", "mtu"): "1500"}
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 9, "bootId": "boot"}', "[1]"])
+def test_a_spoilt_journal_is_refused_and_not_overwritten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "nics.json").write_text(text)
+    with pytest.raises(OSError, match="mend it, or remove it"):
+        Journal(tmp_path, "boot")
+    assert (tmp_path / "nics.json").read_text() == text
+
+
+class Stubborn:
+    """A NIC that takes a value and does not give it back: no driver at hand does that."""
+
+    def __init__(self) -> None:
+        self.value = "1500"
+        self.stuck = True
+
+    def look(self, wanted: object, changed: object) -> Node:
+        nic = Nic("eth0", 1, readings={"mtu": Reading(self.value)})
+        return Node((nic,), Network({1: Link("eth0", 1, int(self.value), up=True)}))
+
+    def write(self, nic: Nic, setting: str, value: str) -> None:
+        if self.stuck and value == "1500":
+            raise OSError("device busy")
+        self.value = value
+
+
+def test_what_cannot_be_rolled_back_stays_pending_until_it_can(tmp_path: Path) -> None:
+    hands, journal = Stubborn(), Journal(tmp_path, "boot")
+    answers = ["gone"] * 1000
+    changer = Changer(hands, journal, lambda: answers.pop(), StepClock())
+    node = hands.look(None, None)
+    change = Change("eth0", "eth0", "mtu", "1500", "9000", "", True, False)
+    assert "could not be rolled back yet: device busy" in changer.make(change, node)
+    assert journal.memory.pending is not None
+    assert "device busy" in changer.settle()
+    hands.stuck = False
+    assert "mtu was rolled back to 1500" in changer.settle()
+    assert (journal.memory.pending, hands.value) == (None, "1500")
+    assert changer.settle() == ""
+
+
+def test_a_change_is_not_made_where_it_cannot_be_written_down(tmp_path: Path) -> None:
+    hands, journal = Stubborn(), Journal(tmp_path / "gone", "boot")
+    changer = Changer(hands, journal, str, StepClock())
+    change = Change("eth0", "eth0", "mtu", "1500", "9000", "", True, False)
+    with pytest.raises(FileNotFoundError):
+        changer.make(change, hands.look(None, None))
+    assert hands.value == "1500"
