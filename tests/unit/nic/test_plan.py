@@ -98,10 +98,11 @@ def test_a_failure_is_not_repeated_before_its_time() -> None:
 
 
 def test_only_what_was_changed_is_restored() -> None:
-    memory = Memory(originals={("eth2", "mtu"): "1400"})
-    (change,) = plan(Nics(), node(), memory, Situation()).changes
-    assert (change.nic, change.old, change.new, change.restores) == ("eth2", "1500", "1400", True)
-    still = plan(Nics(), node(routes=(Route(5, default=True),)), memory, Situation())
+    memory = Memory(originals={("eth2", "mtu"): "1500"})
+    high = replace(LINKS[4], mtu=9000)
+    (change,) = plan(Nics(), node(high), memory, Situation()).changes
+    assert (change.nic, change.old, change.new, change.restores) == ("eth2", "9000", "1500", True)
+    still = plan(Nics(), node(high, routes=(Route(5, default=True),)), memory, Situation())
     assert (by_nic(still)["eth2"].split()[0], still.changes) == ("Refused", ())
 
 

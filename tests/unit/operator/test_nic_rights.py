@@ -1,0 +1,20 @@
+"""What an agent's pod gets so that it may set NICs, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from epfabric_operator.daemonset import daemonsets
+from unit.operator.builders import fabric
+
+
+@pytest.mark.parametrize("mode", ["Observe", "Configure"])
+def test_only_agents_that_configure_nics_may(mode: str) -> None:
+    (made,) = daemonsets(fabric(nics={"mode": mode, "mtu": 9000}), "i", 0, "n")
+    pod: dict[str, Any] = made["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    may = "NET_ADMIN" in container["securityContext"]["capabilities"]["add"]
+    sees = {m["mountPath"] for m in container["volumeMounts"]} & {"/sys"}
+    paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v} & {"/sys"}
+    assert (may, bool(sees), bool(paths)) == ((mode == "Configure"),) * 3
