@@ -20,11 +20,17 @@ PROMOTED = ["service.instance.id", "k8s.node.name", "epfabric.fabric"]
 
 
 class Prometheus:
-    """One server on loopback. `otlp` is the base address for an OTLP/HTTP metrics exporter."""
+    """One server, on loopback unless an address is given.
 
-    def __init__(self, processes: Processes, name: str = "prometheus") -> None:
+    `otlp` is the base address for an OTLP/HTTP metrics exporter.
+    """
+
+    def __init__(
+        self, processes: Processes, name: str = "prometheus", address: str = "127.0.0.1"
+    ) -> None:
         self.processes = processes
         self.name = name
+        self.address = address
         self.url = ""
         self.process: Process | None = None
 
@@ -43,7 +49,7 @@ class Prometheus:
             "storage": {"tsdb": {"out_of_order_time_window": "10m"}},
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-        address = f"127.0.0.1:{port or free_ports(1)[0]}"
+        address = f"{self.address}:{port or free_ports(1)[0]}"
         self.url = f"http://{address}"
         self.process = self.processes.start(
             self.name,

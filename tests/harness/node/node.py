@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -32,7 +32,6 @@ class Node:
         wires: Wires,
         index: int,
         name: str,
-        kubeconfig: dict[str, object],
         authority: Path,
         labels: Sequence[str] = (),
     ) -> None:
@@ -56,7 +55,6 @@ class Node:
         self._write("networks/pods.conflist", json.dumps(pods))
         kubelet = settings.kubelet(self.cgroup, self.address, authority)
         self._write("kubelet.yaml", yaml.safe_dump(kubelet))
-        self._write("kubeconfig", yaml.safe_dump(kubeconfig))
 
     @property
     def networks(self) -> Path:
@@ -67,13 +65,27 @@ class Node:
         """The node's file system, as this machine sees it."""
         return Path(f"/proc/{self._pid}/root")
 
-    def start(self, images: Sequence[Path] = ()) -> None:
-        """Boots; returns when images are imported and the kubelet runs."""
+    @property
+    def disk(self) -> Path:
+        """What outlives a reboot."""
+        return self.folder / "disk"
+
+    def start(self, kubeconfig: Mapping[str, object]) -> None:
+        """Boots; returns when the kubelet runs. containerd has the images of the disk."""
+        self._write("kubeconfig", yaml.safe_dump(dict(kubeconfig)))
         self.boot()
         self.start_containerd()
-        for image in (pause.archive(), *images):
-            self.import_image(image)
         self.start_kubelet()
+
+    def import_images(self, archives: Sequence[Path]) -> None:
+        """Puts images on the disk, and leaves the node without power."""
+        self.boot()
+        self.start_containerd()
+        for archive in archives:
+            self.import_image(archive)
+        assert self._containerd is not None
+        self._containerd.stop()
+        self.power_off()
 
     def boot(self) -> None:
         """A machine with its file systems and network, and nothing that runs on it."""
@@ -87,7 +99,7 @@ class Node:
             [
                 *("unshare", *spaces, "--mount-proc", "--"),
                 *(sys.executable, "-ES", INIT, f"--name={self.name}"),
-                *(f"--disk={self.folder / 'disk'}", f"--boot-id={boot_id}", f"--ready={ready}"),
+                *(f"--disk={self.disk}", f"--boot-id={boot_id}", f"--ready={ready}"),
             ],
         )
         wait_until(ready.exists, START_S, f"{self.name} booted", self._init)
@@ -170,10 +182,13 @@ class Node:
             f"{name}-{self.name}", [*self.enter(), *argv], env=environment, cwd=Path("/")
         )
 
-    def enter(self) -> list[str]:
-        """What begins the command line of a program that is to run on the node."""
-        spaces = ("--mount", "--net", "--uts", "--ipc", "--pid")
-        return ["nsenter", f"--target={self._pid}", *spaces, "--"]
+    def enter(self, *spaces: str) -> list[str]:
+        """What begins the command line of a program that is to run on the node.
+
+        spaces: only these of the node's namespaces, such as "net".
+        """
+        chosen = [f"--{space}" for space in spaces or ("mount", "net", "uts", "ipc", "pid")]
+        return ["nsenter", f"--target={self._pid}", *chosen, "--"]
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name

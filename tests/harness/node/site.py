@@ -10,7 +10,7 @@ from harness import build
 from harness.cluster import Cluster
 from harness.controlplane import Place
 from harness.kubelet.api import Api, ApiError
-from harness.node import settings
+from harness.node import disk, pause, settings
 from harness.node.node import Node
 from harness.node.wires import Wires
 from harness.process import Processes, wait_until
@@ -43,9 +43,10 @@ class Site:
             build.programs(programs)
         with ThreadPoolExecutor(1 + len(self.names)) as pool:
             control = pool.submit(self.cluster.start)
-            control.result()
             self.nodes = [self._node(index) for index in range(len(self.names))]
-            list(pool.map(lambda node: node.start(images), self.nodes))
+            self._fill_disks([pause.archive(), *images])
+            control.result()
+            list(pool.map(self._start, self.nodes))
         ready = lambda: all(map(self.is_ready, self.names))  # noqa: E731
         wait_until(ready, READY_S, f"{', '.join(self.names)} Ready")
 
@@ -63,10 +64,21 @@ class Site:
         )
 
     def _node(self, index: int) -> Node:
-        plane = self.cluster.control_plane
+        authority = self.cluster.control_plane.certificate
         name = self.names[index]
+        return Node(self.processes, self.wires, index, name, authority, self._labels)
+
+    def _fill_disks(self, archives: Sequence[Path]) -> None:
+        cached = disk.prepared(archives)
+        first = self.nodes[0]
+        if not disk.begin(first.disk, cached):
+            build.say(f"importing {len(archives)} images, once for all later starts")
+            first.import_images(archives)
+            disk.keep(first.disk, cached)
+        for node in self.nodes[1:]:
+            disk.begin(node.disk, cached)
+
+    def _start(self, node: Node) -> None:
+        plane = self.cluster.control_plane
         certificate = plane.certificate.read_bytes()
-        kubeconfig = settings.kubeconfig(plane.url, certificate, plane.node_tokens[name])
-        return Node(
-            self.processes, self.wires, index, name, kubeconfig, plane.certificate, self._labels
-        )
+        node.start(settings.kubeconfig(plane.url, certificate, plane.node_tokens[node.name]))
