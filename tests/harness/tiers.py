@@ -38,6 +38,12 @@ def no_nodes() -> str | None:
     return no_root()
 
 
+def no_vm() -> str | None:
+    from harness import vm
+
+    return vm.missing()
+
+
 def no_gpu() -> str | None:
     return None if shutil.which("nvidia-smi") else "no NVIDIA GPU here; `make gpu` where one is"
 
@@ -49,6 +55,7 @@ TIERS = (
     Tier("native", needs_builds=False),
     Tier("agent", needs_builds=False),
     Tier("bench", needs_builds=False),
+    Tier("rdma", needs_builds=False, missing=no_vm),
     Tier("gpu", needs_builds=False, missing=no_gpu),
     Tier("cluster", needs_builds=True, missing=no_root),
     Tier("contract", needs_builds=True, missing=no_root),
