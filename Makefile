@@ -5,7 +5,7 @@ BOOTSTRAP := bash tests/harness/bootstrap.sh
 RUN := PYTHONPATH=tests:examples .venv/bin/python
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test check bench cluster gpu
+.PHONY: help demo test check bench cluster gpu images
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,10 @@ bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
 cluster: ## a control plane for hands-on use, until Ctrl-C (NODES=2: with real nodes)
 	@$(BOOTSTRAP)
 	@$(RUN) -m $(if $(NODES),harness.node --nodes=$(NODES),harness.cluster)
+
+images: ## the container images, without a daemon (IMAGE=agent builds one)
+	@$(BOOTSTRAP)
+	@$(RUN) -m harness.images $(IMAGE)
 
 gpu: ## tests and benches on this machine's GPU (PYTHON=python3: with the packages of that one)
 ifdef PYTHON

@@ -53,6 +53,8 @@ def test_the_definitions_in_the_chart_are_the_reviewed_ones() -> None:
         ({"operator": {"healthPort": 0}}, "healthPort"),
         ({"agent": {"port": 70000}}, "port"),
         ({"images": {"agent": {"repo": "x"}}}, "repo"),
+        ({"images": {"csi": {"digest": "sha256:12"}}}, "digest"),
+        ({"global": {"registry": "https://registry.example"}}, "registry"),
         ({"injection": {"policyVersion": "v2"}}, "policyVersion"),
     ],
 )
@@ -71,7 +73,7 @@ def test_values_reach_what_they_are_for() -> None:
     image = {"repository": "registry.example/agent", "tag": "9"}
     objects = rendered(
         {
-            "images": {"agent": image},
+            "images": {"agent": image, "csi": {"repository": "registry.example/csi"}},
             "imagePullSecrets": ["pull"],
             "operator": {"replicas": 2, "healthPort": 9000},
             "agent": {"port": 0},
@@ -79,7 +81,7 @@ def test_values_reach_what_they_are_for() -> None:
         }
     )
     csi = the(objects, "DaemonSet", "epfabric-csi")["spec"]["template"]["spec"]
-    assert csi["containers"][0]["image"] == "registry.example/agent:9"
+    assert csi["containers"][0]["image"] == "registry.example/csi:0.1.0"
     assert csi["imagePullSecrets"] == [{"name": "pull"}]
     assert "--kubelet-root=/data/kubelet" in csi["containers"][0]["args"]
     paths = {volume["hostPath"]["path"] for volume in csi["volumes"]}

@@ -1,5 +1,7 @@
 """Builds the Go programs that the tests use, once a content; `python -m harness.build [SET…]`.
 
+`all` and `images` build EPFabric's images too (`harness.images`).
+
 The key of a build is its go.mod, go.sum, flags and Go's version. Results lie in
 `$EPFABRIC_CACHE/bin/<set>-<key>` (default `~/.cache/epfabric`), published by a rename.
 """
@@ -120,6 +122,7 @@ SETS = {
         expected_s=430,
     ),
 }
+CHOICES = (*SETS, "images")
 
 
 def cache() -> Path:
@@ -237,15 +240,28 @@ def say(text: str) -> None:
     print(f"[build] {text}", file=sys.stderr, flush=True)
 
 
+def everything() -> tuple[str, ...]:
+    """All that this user can build; images need root."""
+    return CHOICES if os.geteuid() == 0 else tuple(SETS)
+
+
+def built(name: str) -> dict[str, Path]:
+    if name != "images":
+        return programs(name)
+    from harness import images  # it uses this module
+
+    return images.archives()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.build", description=__doc__)
-    parser.add_argument("set", nargs="*", metavar="SET", help=f"all, {', '.join(SETS)}")
+    parser.add_argument("set", nargs="*", metavar="SET", help=f"all, {', '.join(CHOICES)}")
     names = parser.parse_args().set or ["all"]
-    if unknown := set(names) - {"all", *SETS}:
-        parser.error(f"no set {', '.join(sorted(unknown))}; there are all, {', '.join(SETS)}")
+    if unknown := set(names) - {"all", *CHOICES}:
+        parser.error(f"no set {', '.join(sorted(unknown))}; there are all, {', '.join(CHOICES)}")
     try:
-        for name in SETS if "all" in names else names:
-            for program, path in programs(name).items():
+        for name in everything() if "all" in names else names:
+            for program, path in built(name).items():
                 print(f"{program}\t{path}", flush=True)
     except HarnessError as error:
         say(str(error))

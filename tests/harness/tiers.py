@@ -61,6 +61,7 @@ TIERS = (
     Tier("contract", needs_builds=True, missing=no_root),
     Tier("chart", needs_builds=True, missing=no_root),
     Tier("telemetry", needs_builds=True, missing=no_root),
+    Tier("images", needs_builds=True, missing=no_root),
     Tier("node", needs_builds=True, missing=no_nodes),
     Tier("demo", needs_builds=True, missing=no_root),
 )

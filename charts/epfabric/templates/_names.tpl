@@ -7,10 +7,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "epfabric.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
-{{- end }}
-
 {{- define "epfabric.operatorUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:epfabric-operator
 {{- end }}

@@ -1,0 +1,144 @@
+"""Prepares folders inside an image's build, alike on every build; the Dockerfile calls it.
+
+`python3 prepare.py STEP …` with Debian's own python3: nothing is installed for it.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import py_compile
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+# What installers leave behind: times, paths of the building machine, logs.
+NOISE = ("uv_cache.json", "direct_url.json")
+DEBIAN_NOISE = (
+    "var/log",
+    "var/cache/apt",
+    "var/cache/debconf",
+    "var/cache/ldconfig",
+    "var/lib/apt/lists",
+    "var/lib/dpkg/status-old",
+    "var/lib/systemd",
+    "etc/machine-id",
+    "etc/hostname",
+    "etc/resolv.conf",
+)
+CSI_MODULES = (
+    "__init__.py",
+    "csi/*.py",
+    "proto/__init__.py",
+    "proto/csi_pb2*.py",
+    "proto/registration_pb2*.py",
+)
+LAUNCHER = """#!{python}
+import sys
+from epfabric_agent.csi.main import main
+
+sys.exit(main())
+"""
+
+
+def build_requirements(root: Path) -> list[str]:
+    """What the parts' pyproject.toml files pin for building them."""
+    found = set()
+    for path in root.glob("**/pyproject.toml"):
+        found |= set(tomllib.loads(path.read_text()).get("build-system", {}).get("requires", ()))
+    return sorted(found)
+
+
+def csi(agent: Path, environment: Path) -> None:
+    """Puts the driver's modules, its version and its program into `environment`."""
+    package = agent / "epfabric_agent"
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    for pattern in CSI_MODULES:
+        for source in sorted(package.glob(pattern)):
+            target = site / source.relative_to(agent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    project = tomllib.loads((agent / "pyproject.toml").read_text())["project"]
+    info = site / f"epfabric_agent-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        f"Summary: {project['description']}: the driver alone\nLicense: {project['license']}\n"
+    )
+    program = environment / "bin" / "epfabric-csi"
+    program.write_text(LAUNCHER.format(python=environment / "bin" / "python"))
+    program.chmod(0o755)
+
+
+def finish(environment: Path) -> None:
+    """Leaves in a virtual environment only what depends on what was installed."""
+    for path in sorted(environment.rglob("*")):
+        if path.name in NOISE:
+            path.unlink()
+    for path in environment.glob("bin/*"):
+        if path.name.startswith(("activate", "deactivate", "pydoc")):
+            path.unlink()
+    for name in (".lock", "CACHEDIR.TAG", ".gitignore"):
+        (environment / name).unlink(missing_ok=True)
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    # pyverbs comes with Debian's rdma-core, behind all that is installed here.
+    (site / "debian.pth").write_text("/usr/lib/python3/dist-packages\n")
+    compile_all(environment / "lib")
+
+
+def debian(root: Path) -> None:
+    """Takes logs, caches and the like from a Debian tree, and compiles its Python modules anew."""
+    for name in DEBIAN_NOISE:
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            for entry in path.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        else:
+            path.unlink(missing_ok=True)
+    for path in root.glob("var/backups/*"):
+        path.unlink()
+    for folder in ("usr/lib/python3", "usr/share/python3", *root.glob("usr/lib/python3.*")):
+        compile_all(root / folder)
+
+
+def compile_all(folder: Path) -> None:
+    """Compiled modules that hold neither times nor paths of a build, so that a start is quick."""
+    for cache in sorted(folder.rglob("__pycache__")):
+        shutil.rmtree(cache)
+    compileall.compile_dir(
+        folder,
+        maxlevels=30,
+        quiet=2,
+        force=True,
+        workers=1,
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+
+
+def main(words: list[str]) -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of a set of constants in a compiled module follows the seed.
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
+    step, *paths = words or [""]
+    folders = [Path(path) for path in paths]
+    if step == "build-requirements":
+        print("\n".join(build_requirements(Path())))
+    elif step == "csi":
+        csi(*folders)
+    elif step == "finish":
+        finish(*folders)
+    elif step == "debian":
+        debian(*folders)
+    else:
+        print(
+            "steps: build-requirements | csi AGENT ENVIRONMENT | finish ENVIRONMENT | debian ROOT"
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,22 @@
+"""The built images, unpacked once for all tests of this tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from harness import images
+from harness.images.container import Unpacked, unpacked
+from harness.images.store import Image
+
+
+@pytest.fixture(scope="session")
+def built() -> dict[str, Image]:
+    return images.images()
+
+
+@pytest.fixture(scope="session")
+def roots(built: dict[str, Image]) -> Iterator[dict[str, Unpacked]]:
+    with ExitStack() as stack:
+        yield {target: stack.enter_context(unpacked(image)) for target, image in built.items()}

@@ -1,0 +1,118 @@
+"""What decides how images are built: mirrors, settings that a build sees, what makes a key."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from harness.images import content, debian, host
+from harness.process import HarnessError
+
+LISTED = """\
+http://mirror.example/debian/|bookworm|bookworm|main|Debian
+http://mirror.example/debian/|bookworm-updates|bookworm-updates|main|Debian
+http://mirror.example/debian-security/|bookworm-security|bookworm-security|main|Debian
+http://mirror.example/debian/|bookworm-backports|bookworm-backports|main|Debian
+http://mirror.example/debian/|bookworm|bookworm|non-free|Debian
+http://other.example/|stable|stable|main|Other
+"""
+
+
+def test_host_mirror_is_asked_for_the_images_release_and_its_updates() -> None:
+    lines = [source.line("/k.gpg") for source in debian.sources(LISTED)]
+    assert lines == [
+        "deb [signed-by=/k.gpg] http://mirror.example/debian-security/ trixie-security main",
+        "deb [signed-by=/k.gpg] http://mirror.example/debian/ trixie main",
+        "deb [signed-by=/k.gpg] http://mirror.example/debian/ trixie-updates main",
+    ]
+
+
+def test_machine_without_a_debian_mirror_is_told_what_to_do() -> None:
+    with pytest.raises(HarnessError, match="run `apt-get update`"):
+        debian.sources("http://other.example/|stable|stable|main|Other\n")
+
+
+def test_build_sees_how_to_fetch_and_nothing_else_of_the_environment() -> None:
+    environment = {
+        "PIP_INDEX_URL": "https://index.example/simple",
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "https_proxy": "http://proxy.example:3128",
+        "SSL_CERT_FILE": "/etc/ssl/own.pem",
+        "UV_CACHE_DIR": "/home/me/.cache",
+        "UV_PYTHON": "3.11",
+        "PIP_CACHE_DIR": "/home/me/.cache",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PATH": "/bin",
+    }
+    chosen = host.settings(
+        environment, "[global]\nindex-url = https://other.example\ntimeout = 9\n"
+    )
+    assert chosen == {
+        "PIP_INDEX_URL": "https://index.example/simple",  # pip's own rule: variable before file
+        "PIP_TIMEOUT": "9",
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "https_proxy": "http://proxy.example:3128",
+        "SSL_CERT_FILE": "/etc/ssl/own.pem",
+    }
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    for name in (*content.EVERY_IMAGE, "crds/a.py", "operator/b.py", "kernels/epfabric/c.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    (tmp_path / "crds" / "a.pyc").write_text("noise")
+    return tmp_path
+
+
+def test_image_is_built_from_its_parts_and_without_what_git_ignores(tree: Path) -> None:
+    assert set(content.files(tree, "operator")) == {
+        *content.EVERY_IMAGE,
+        "crds/a.py",
+        "operator/b.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "matters"),
+    [
+        ("crds/a.py", True),
+        ("Dockerfile", True),
+        ("crds/new.py", True),
+        ("kernels/epfabric/c.h", False),
+        ("uv.lock", False),  # what the target installs of it is in the key by itself
+    ],
+)
+def test_key_follows_what_goes_into_the_image(tree: Path, change: str, matters: bool) -> None:
+    before = content.key(tree, content.files(tree, "operator"), "same")
+    (tree / change).write_text("changed")
+    assert (content.key(tree, content.files(tree, "operator"), "same") != before) is matters
+
+
+def test_mode_of_a_program_is_part_of_the_key(tree: Path) -> None:
+    before = content.key(tree, content.files(tree, "operator"), "same")
+    (tree / "crds" / "a.py").chmod(0o755)
+    assert content.key(tree, content.files(tree, "operator"), "same") != before
+
+
+def test_context_does_not_depend_on_the_checkouts_umask(tree: Path, tmp_path: Path) -> None:
+    (tree / "crds" / "a.py").chmod(0o600)
+    names = content.files(tree, "operator")
+    context = tmp_path / "context"
+    context.mkdir()
+    content.copy(tree, names, context)
+    assert (context / "crds" / "a.py").stat().st_mode & 0o777 == 0o644
+    assert sorted(str(p.relative_to(context)) for p in context.rglob("*") if p.is_file()) == names
+
+
+def test_stage_for_tools_takes_the_version_of_uv_that_the_setup_installs() -> None:
+    root = Path(__file__).resolve().parents[3]
+    version = next(
+        line.partition("=")[2]
+        for line in (root / "tests/harness/bootstrap.sh").read_text().splitlines()
+        if line.startswith("UV_VERSION=")
+    )
+    assert f"ARG UV_VERSION={version}\n" in (root / "Dockerfile").read_text()
