@@ -5,12 +5,13 @@
 
 #include <cstring>
 
+#include "record.h"
 #include "region.h"
 
 namespace epfabric::agent {
 namespace {
 
-constexpr uint32_t kMagic = 0x31425045;  // "EPB1"
+constexpr uint32_t kMagic = 0x20425045;  // "EPB "
 constexpr uint32_t kMaxAddressBytes = 256;
 
 class Writer {
@@ -57,7 +58,7 @@ class Reader {
 std::vector<std::byte> encode(const SessionBlob& blob) {
   Writer to;
   for (const uint32_t value :
-       {kMagic, blob.rank, blob.world, blob.rings, blob.signals,
+       {kMagic, kRecordVersion, blob.rank, blob.world, blob.rings, blob.signals,
         static_cast<uint32_t>(blob.regions.size()), static_cast<uint32_t>(blob.proxies.size())}) {
     to.put(value);
   }
@@ -74,8 +75,12 @@ std::vector<std::byte> encode(const SessionBlob& blob) {
 SessionBlob decode(std::span<const std::byte> bytes) {
   Reader from(bytes);
   if (from.get<uint32_t>() != kMagic) {
-    throw NativeError(
-        "a peer's session description is of another version: run the same agent everywhere");
+    throw NativeError("a peer's session description is none");
+  }
+  if (const auto version = from.get<uint32_t>(); version != kRecordVersion) {
+    throw NativeError("a peer's agent writes records of version " + std::to_string(version) +
+                      ", this one of version " + std::to_string(kRecordVersion) +
+                      ": the group can form when the nodes' agents are updated or set back");
   }
   SessionBlob out;
   out.rank = from.count(0, kMaxRanks - 1, "as its rank");

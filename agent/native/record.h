@@ -6,6 +6,9 @@
 
 namespace epfabric::agent {
 
+// Of records, mailboxes and session descriptions: agents whose cores differ in it exchange nothing.
+inline constexpr uint32_t kRecordVersion = 1;
+
 enum class RecordKind : uint8_t {
   kInvalid = 0,
   kSignal = 1,   // value: what the signal word now is

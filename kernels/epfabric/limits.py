@@ -4,6 +4,7 @@ They stand once more in include/epfabric/{command,layout}.h; tests/headers compa
 """
 
 ABI_VERSION = 1
+ABI_OLDEST = 1  # that this version still speaks
 MAX_WORLD = 4096
 MAX_RINGS = 64
 MIN_DEPTH = 16

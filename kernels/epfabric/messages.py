@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from epfabric.limits import (
+    ABI_OLDEST,
     ABI_VERSION,
     MAX_BATCH,
     MAX_DEPTH,
@@ -26,6 +27,7 @@ from epfabric.limits import (
     REGION_ALIGN,
     REGION_SPACE_BYTES,
 )
+from epfabric.versions import Span, misfit
 
 MAX_PACKET_BYTES = 64 * 1024
 MAX_REQUEST_BYTES = 4 * 1024
@@ -40,7 +42,8 @@ ERROR_CODES = frozenset(
     {
         BAD_REQUEST,  # not a message of this protocol
         "bad-state",  # a message of this protocol at the wrong time
-        "abi",  # library and agent speak different versions of the node-local ABI
+        "abi",  # library and agent, or two agents, speak no version in common
+        "cordoned",  # the node admits no new group now; worth another try
         "rank",  # the rank is outside the group's world
         "world-size",  # the group was opened with another world size
         "duplicate-rank",  # another pod holds this rank
@@ -58,6 +61,11 @@ class MessageError(ValueError):
     """A packet that is not a valid message; the text says which field and what is allowed."""
 
 
+class OtherVersion(MessageError):
+    """A hello, or an answer to it, of a version that this side does not speak."""
+
+
+SPOKEN = Span(ABI_OLDEST, ABI_VERSION)
 Check = Callable[[str, Any], None]
 
 
@@ -151,7 +159,7 @@ class HelloReply(Message):
     """The session's geometry; the packet carries the pod's memfd, then the agent's memfd."""
 
     TYPE: ClassVar[str] = "hello"
-    abi: int = _integer(ABI_VERSION, ABI_VERSION)
+    abi: int = _integer(ABI_OLDEST, ABI_VERSION)
     node: str = _text(253)
     agent_pid: int = _integer(0, _MAX_PID)
     group: str = _text(512)
@@ -227,7 +235,7 @@ class ErrorReply(Message):
     """A request that was refused; the message says what to do."""
 
     TYPE: ClassVar[str] = "error"
-    code: str = _one_of(ERROR_CODES)
+    code: str = _text(64)  # one of ERROR_CODES, or one that a newer agent knows
     message: str = _text(MAX_TEXT)
 
 
@@ -275,6 +283,10 @@ def decode_request(packet: bytes) -> Request:
     kind = body.pop("type", None)
     if not isinstance(kind, str) or kind not in _REQUESTS:
         raise MessageError(f"type is {kind!r}; requests are {', '.join(sorted(_REQUESTS))}")
+    theirs = body.get("abi")
+    # Before all else: another version may have other fields.
+    if kind == Hello.TYPE and type(theirs) is int and theirs not in SPOKEN:
+        raise OtherVersion(misfit(Span(theirs, theirs), SPOKEN)[:MAX_TEXT])
     return _build(_REQUESTS[kind], body)
 
 
@@ -293,6 +305,9 @@ def decode_reply(packet: bytes) -> Reply:
     kind = body.pop("type", None)
     if ok is not True or not isinstance(kind, str) or kind not in _REPLIES:
         raise MessageError(f"the answer has ok={ok!r}, type={kind!r}: not one of this protocol")
+    theirs = body.get("abi")
+    if kind == HelloReply.TYPE and type(theirs) is int and theirs not in SPOKEN:
+        raise OtherVersion(misfit(SPOKEN, Span(theirs, theirs)))
     return _build(_REPLIES[kind], body)
 
 

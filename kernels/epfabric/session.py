@@ -285,15 +285,14 @@ def connect(
     rank, world_size = rank_and_world(os.environ, sockets.gethostname(), rank, world_size)
     path = socket or os.environ.get("EPFABRIC_SOCKET") or DEFAULT_SOCKET
     deadline = time.monotonic() + timeout_s
-    sock = wire.open_socket(path, deadline)
     try:
-        try:
-            hello = messages.Hello(
-                abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
-            )
-        except messages.MessageError as error:
-            raise SessionError(str(error)) from error
-        reply, fds = wire.say_hello(sock, hello, deadline)
+        hello = messages.Hello(
+            abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
+        )
+    except messages.MessageError as error:
+        raise SessionError(str(error)) from error
+    sock, reply, fds = wire.attach(path, hello, deadline)
+    try:
         try:
             segments = _producer.Segments(
                 *fds, reply.rings, reply.depth, reply.signals, reply.world_size

@@ -11,6 +11,7 @@ from epfabric import messages
 from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _RETRY_S = 0.1
+CORDONED_S = 1.0
 # BlockingIOError: the agent has not accepted the connections that came before.
 _NOT_YET = (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError)
 _IO_TIMEOUT_S = 10.0  # packets are small and go one at a time: only a stopped agent takes long
@@ -67,6 +68,9 @@ def say_hello(
         reply = expect(messages.decode_reply(packet), messages.HelloReply)
         if len(fds) != 2:
             raise SessionError(f"the agent's hello carried {len(fds)} descriptors instead of 2")
+    except messages.OtherVersion as error:
+        _close_all(fds)
+        raise SessionError(str(error), code="abi") from error
     except messages.MessageError as error:
         _close_all(fds)
         raise SessionError(f"the agent's answer to hello is not understood: {error}") from error
@@ -74,6 +78,24 @@ def say_hello(
         _close_all(fds)
         raise
     return reply, (fds[0], fds[1])
+
+
+def attach(
+    path: str, hello: messages.Hello, deadline: float
+) -> tuple[socket.socket, messages.HelloReply, tuple[int, int]]:
+    """Connects and says hello; while the node admits no new group, again, until the deadline."""
+    while True:
+        sock = open_socket(path, deadline)
+        try:
+            return sock, *say_hello(sock, hello, deadline)
+        except SessionError as error:
+            sock.close()
+            if error.code != "cordoned" or time.monotonic() + CORDONED_S > deadline:
+                raise
+            time.sleep(CORDONED_S)
+        except BaseException:
+            sock.close()
+            raise
 
 
 def expect(reply: messages.Reply, expected: type[R]) -> R:

@@ -14,13 +14,15 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from epfabric.versions import Span
 from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.state import Limits
 from epfabric_agent.peers.channels import client_credentials, client_options
 from epfabric_agent.peers.client import Agent, PeerClient
-from epfabric_agent.peers.link import LinkBroken, NotCoordinator
+from epfabric_agent.peers.link import LinkBroken, NotCoordinator, OtherVersion
 from epfabric_agent.peers.server import PeerServer
+from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.pki import authority
 from epfabric_agent.pki.identity import Credentials, NodeIdentity
 from epfabric_agent.proto import peer_pb2 as pb
@@ -55,17 +57,17 @@ class Served:
             )
             return reply
 
-    def client(self, node: str) -> PeerClient:
+    def client(self, node: str, spoken: Span = SPOKEN) -> PeerClient:
         own = self.credentials(node)
-        return PeerClient(NodeIdentity(node, "moe", ADDRESS), lambda: own)
+        return PeerClient(NodeIdentity(node, "moe", ADDRESS), lambda: own, spoken)
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Served]:
+async def served(folder: Path, spoken: Span = SPOKEN) -> AsyncIterator[Served]:
     authority.make_authority(folder, 1)
     made = Served("", folder, {})
     own = made.credentials("served")
-    server = PeerServer("moe", made, lambda: own)
+    server = PeerServer("served", "moe", made, lambda: own, spoken)
     await server.start(ADDRESS, 0)
     made.endpoint = f"{ADDRESS}:{server.port}"
     made.groups[GROUP] = Coordinator(
@@ -79,7 +81,7 @@ async def served(folder: Path) -> AsyncIterator[Served]:
 
 async def test_an_agent_with_its_own_name_is_answered(tmp_path: Path) -> None:
     async with served(tmp_path / "pki") as there:
-        reply = await there.locate(there.credentials("n1"), pb.Caller(node="n1", fabric="moe"))
+        reply = await there.locate(there.credentials("n1"), there.client("n1").caller)
         assert reply.coordinating
 
 
@@ -171,3 +173,36 @@ async def test_a_stream_carries_a_refusal_and_ends_with_its_client(tmp_path: Pat
         message = await asyncio.wait_for(anext(link.messages()), 20)
         assert message.refused.code == "rank"
         await link.close()
+
+
+@pytest.mark.parametrize(
+    ("spoken", "fits"), [(Span(1, 1), True), (Span(1, 2), True), (Span(2, 3), False)]
+)
+async def test_agents_of_other_versions_meet_or_are_told_both(
+    tmp_path: Path, spoken: Span, fits: bool
+) -> None:
+    """Either may be the newer one: the one that is asked knows what both speak."""
+    for name, server, client in (("older", SPOKEN, spoken), ("newer", spoken, SPOKEN)):
+        async with served(tmp_path / name, server) as there:
+            other = there.client("n1", client)
+            agent = Agent("served", there.endpoint)
+            assert await other.coordinates(agent, GROUP), "it is asked, so that it can refuse"
+            link = await other.attend(agent, GROUP, "x:1", 0)
+            enter = pb.Enter(rank=5, world_size=2, pod="ns/p", region_bytes=0, blob=b"")
+            link.send(pb.ToCoordinator(enter=enter))
+            if fits:
+                message = await asyncio.wait_for(anext(link.messages()), 20)
+                assert message.refused.code == "rank"
+            else:
+                with pytest.raises(OtherVersion) as caught:
+                    await anext(link.messages())
+                for word in (f"n1 speaks {client}", f"served {server}", "both are updated"):
+                    assert word in str(caught.value)
+            await link.close()
+
+
+async def test_an_agent_that_names_no_version_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await there.locate(there.credentials("n1"), pb.Caller(node="n1", fabric="moe"))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -173,8 +173,11 @@ def test_descriptions_of_another_rank_or_with_other_settings_are_refused() -> No
         join(one.describe(), odd.describe())
     with pytest.raises(_native.NativeError, match="cut short"):
         join(one.describe()[:-3], two.describe())
-    with pytest.raises(_native.NativeError, match="another version"):
+    with pytest.raises(_native.NativeError, match="is none"):
         join(b"????" + one.describe()[4:], two.describe())
+    newer = one.describe()[:4] + (7).to_bytes(4, "little") + one.describe()[8:]
+    with pytest.raises(_native.NativeError, match="of version 7, this one of version 1"):
+        join(newer, two.describe())
     lone = _native.Core(address="", provider="")
     alone = open_on(lone, 0, 2)
     with pytest.raises(_native.NativeError, match="no network transport"):

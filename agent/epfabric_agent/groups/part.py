@@ -17,7 +17,7 @@ from epfabric_agent.groups.coordinator import NearLink
 from epfabric_agent.groups.ending import drained
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.part_epoch import EpochPart
-from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator
+from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator, OtherVersion
 from epfabric_agent.proto import peer_pb2 as pb
 
 LOOK_S = 0.1
@@ -143,6 +143,9 @@ class Part(EpochPart):
                     await self._attend(await self._find())
                 except NotCoordinator:
                     await asyncio.sleep(LOOK_S)
+                except OtherVersion as error:
+                    _log.warning("group %s: %s", self.group, error)
+                    self._refuse_joining("abi", str(error))
                 except LinkBroken as error:
                     _log.info("group %s: link broken: %s", self.group, error)
                     await asyncio.sleep(LOOK_S)
@@ -154,6 +157,10 @@ class Part(EpochPart):
             if self._wants_link():  # a rank joined while this task was being ended
                 self._follow_soon()
             self._context.changed()
+
+    def _refuse_joining(self, code: str, text: str) -> None:
+        for local in list(self.ranks.values()):
+            self._refused(pb.Refused(rank=local.rank, code=code, message=text))
 
     async def _find(self) -> Link:
         """Looks until the group has a coordinator; join() bounds it."""

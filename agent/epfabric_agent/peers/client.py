@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from epfabric.versions import Span
 from epfabric_crds.names import agent_dns_name
 
 from epfabric_agent.peers.channels import client_credentials, client_options
-from epfabric_agent.peers.link import LinkBroken, NotCoordinator
+from epfabric_agent.peers.link import LinkBroken, NotCoordinator, OtherVersion
+from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
@@ -33,13 +35,21 @@ class Agent:
 class PeerClient:
     """Opens connections to agents as this one."""
 
-    def __init__(self, own: NodeIdentity, credentials: Callable[[], Credentials]) -> None:
+    def __init__(
+        self, own: NodeIdentity, credentials: Callable[[], Credentials], spoken: Span = SPOKEN
+    ) -> None:
         self._own = own
+        self._spoken = spoken
         self._credentials = credentials
 
     @property
     def caller(self) -> pb.Caller:
-        return pb.Caller(node=self._own.node, fabric=self._own.fabric)
+        return pb.Caller(
+            node=self._own.node,
+            fabric=self._own.fabric,
+            oldest=self._spoken.oldest,
+            newest=self._spoken.newest,
+        )
 
     async def coordinates(self, agent: Agent, group: str) -> bool:
         """Whether `agent` coordinates `group`; False also where it does not answer in time."""
@@ -48,8 +58,9 @@ class PeerClient:
             request = pb.LocateRequest(caller=self.caller, group=group)
             try:
                 reply = await stub.Locate(request, timeout=CALL_S)
-            except grpc.aio.AioRpcError:
-                return False
+            except grpc.aio.AioRpcError as error:
+                # One of another version is asked to attend, so that its refusal is told.
+                return error.code() is grpc.StatusCode.UNIMPLEMENTED
             return bool(reply.coordinating)
 
     async def attend(self, agent: Agent, group: str, endpoint: str, epoch: int) -> RemoteLink:
@@ -103,6 +114,8 @@ class RemoteLink:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise NotCoordinator(error.details()) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise OtherVersion(error.details()) from None
             name = error.code().name.lower().replace("_", " ")
             raise LinkBroken(f"{name}: {error.details()}") from None
 

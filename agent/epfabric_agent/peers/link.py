@@ -16,6 +16,10 @@ class NotCoordinator(Exception):
     """That agent does not coordinate the group: look again."""
 
 
+class OtherVersion(Exception):
+    """That agent speaks no version of the protocol that this one does; the text names both."""
+
+
 class Link(Protocol):
     """Messages to the coordinator; what it says comes in order until the link ends."""
 

@@ -9,10 +9,13 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
+from epfabric.versions import Span
 
 from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.peers import versions
 from epfabric_agent.peers.authorize import refusal
 from epfabric_agent.peers.channels import SERVER_OPTIONS, server_credentials
+from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.pki.identity import Credentials, PkiError
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
@@ -29,9 +32,11 @@ class Coordinators(Protocol):
 
 
 class PeerService(peer_pb2_grpc.PeerServicer):
-    def __init__(self, fabric: str, coordinators: Coordinators) -> None:
+    def __init__(self, node: str, fabric: str, coordinators: Coordinators, spoken: Span) -> None:
+        self._node = node
         self._fabric = fabric
         self._coordinators = coordinators
+        self._spoken = spoken
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         await self._check(request.caller, context)
@@ -65,6 +70,9 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         text = refusal(caller, [name.decode(errors="replace") for name in names], self._fabric)
         if text is not None:
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, text)
+        text = versions.refusal(caller, self._node, self._spoken)
+        if text is not None:
+            await _abort(context, grpc.StatusCode.UNIMPLEMENTED, text)
 
 
 async def _read(requests: AsyncIterator[pb.ToCoordinator], to: Coordinator, seat: Any) -> None:
@@ -88,10 +96,16 @@ class PeerServer:
     """Listens on one address of the node; `port` is known after start()."""
 
     def __init__(
-        self, fabric: str, coordinators: Coordinators, credentials: Callable[[], Credentials]
+        self,
+        node: str,
+        fabric: str,
+        coordinators: Coordinators,
+        credentials: Callable[[], Credentials],
+        spoken: Span = SPOKEN,
     ) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        peer_pb2_grpc.add_PeerServicer_to_server(PeerService(fabric, coordinators), self._server)
+        service = PeerService(node, fabric, coordinators, spoken)
+        peer_pb2_grpc.add_PeerServicer_to_server(service, self._server)
         self._credentials = credentials
         self.port = 0
 

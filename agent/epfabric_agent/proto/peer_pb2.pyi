@@ -26,17 +26,24 @@ class Caller(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     FABRIC_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     fabric: _builtins.str
+    oldest: _builtins.int
+    """Versions of this protocol that the caller's agent speaks; both agents need one in common."""
+    newest: _builtins.int
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         fabric: _builtins.str = ...,
+        oldest: _builtins.int = ...,
+        newest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fabric", b"fabric", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fabric", b"fabric", "newest", b"newest", "node", b"node", "oldest", b"oldest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

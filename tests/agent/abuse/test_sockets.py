@@ -166,7 +166,11 @@ def test_hellos_that_do_not_fit_are_refused_with_what_to_do(pair: TwoAgents) -> 
         (hello(0, 1 << 40), "bad-request", "hello.world_size is .* allowed are 1 to 4096"),
         (hello(0, 3, group="other"), "bad-request", "hello has no field 'group'"),
         (hello(0, 3, namespace="kube-system"), "bad-request", "hello has no field 'namespace'"),
-        (hello(0, 3, abi=7), "abi", "speaks version 7 .* install the epfabric package"),
+        (
+            hello(0, 3, abi=7),
+            "abi",
+            "speaks version 7 .* this node version 1: wait until",
+        ),
         (hello(0, 3, gpu="GPU-1"), "unsupported", "connect without a GPU"),
     ]
     with Seat(pair.socket("a"), 1, 3) as seat:

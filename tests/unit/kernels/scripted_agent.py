@@ -40,7 +40,7 @@ class Segment:
 
 
 class ScriptedAgent:
-    """Serves one session at a socket.
+    """Serves one session at a socket; after a refusal it waits for another try.
 
     script answers requests; where it returns None, hello gets its regular answer and anything else
     gets none.
@@ -60,8 +60,9 @@ class ScriptedAgent:
         self.requests: list[Request] = []
         self.received_fds: list[int] = []
         self.connection: socket.socket | None = None
+        self.refused = False
         self.ended = threading.Event()
-        self._script = script or self.answer
+        self.script = script or self.answer
         self._stop = threading.Event()
         self._beat = threading.Event()
         self._beat.set()
@@ -128,12 +129,18 @@ class ScriptedAgent:
             self.connection, _ = self._listener.accept()
             while True:
                 packet, fds, _, _ = socket.recv_fds(self.connection, 1 << 17, 4)
+                if not packet and self.refused:
+                    self.refused = False
+                    self.connection.close()
+                    self.connection, _ = self._listener.accept()
+                    continue
                 if not packet:
                     break
                 self.received_fds += fds
                 request = messages.decode_request(packet)
                 self.requests.append(request)
-                reply = self._script(request)
+                reply = self.script(request)
+                self.refused = isinstance(reply, messages.ErrorReply)
                 if reply is not None:
                     self.send(reply)
                 elif isinstance(request, messages.Hello):

@@ -121,7 +121,7 @@ def test_a_reply_cannot_be_half_a_refusal() -> None:
         {"ok": False},
         {"ok": False, "error": "no"},
         {"ok": False, "error": {"code": "rank", "message": "m"}, "type": "hello"},
-        {"ok": False, "error": {"code": "made-up", "message": "m"}},
+        {"ok": False, "error": {"code": "", "message": "m"}},
         {"ok": 1, "type": "leave"},
         {"ok": True},
         {"ok": True, "type": "failed", "epoch": 1, "reason": "r"},

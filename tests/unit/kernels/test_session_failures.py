@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import os
 import threading
 import time
@@ -262,3 +263,39 @@ def test_waits_keep_the_interpreter_free(agent: ScriptedAgent) -> None:
     assert session.signal_value(1, 1, 3) == 5
     thread.join()
     session.abort()
+
+
+def test_an_agent_of_another_version_is_named_with_what_to_do(agent: ScriptedAgent) -> None:
+    newer = {"ok": True, "type": "hello", "abi": 9, "what_version_1_does_not_know": 1}
+    agent.script = lambda request: json.dumps(newer).encode()
+    with pytest.raises(epfabric.SessionError, match=r"version 1 .* version 9: install") as caught:
+        connect(agent)
+    assert caught.value.code == "abi"
+
+
+def test_a_refusal_that_only_a_newer_agent_knows_is_told(agent: ScriptedAgent) -> None:
+    agent.script = refused("made-up", "come on a weekday")
+    with pytest.raises(epfabric.SessionError, match="weekday") as caught:
+        connect(agent)
+    assert caught.value.code == "made-up"
+
+
+def test_a_cordoned_node_is_asked_again_until_it_admits(agent: ScriptedAgent) -> None:
+    left = [2]
+
+    def script(request: Request) -> Reply | None:
+        if isinstance(request, messages.Hello) and left[0]:
+            left[0] -= 1
+            return messages.ErrorReply(code="cordoned", message="a newer agent is coming")
+        return agent.answer(request)
+
+    agent.script = script
+    with connect(agent) as session:
+        assert session.node == "n7"
+    assert [r.TYPE for r in agent.requests].count("hello") == 3
+
+
+def test_a_cordon_that_stays_is_told(agent: ScriptedAgent) -> None:
+    agent.script = refused("cordoned", "the rack is being moved")
+    with pytest.raises(epfabric.SessionError, match="rack is being moved"):
+        connect(agent, timeout_s=0.5)
