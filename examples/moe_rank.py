@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -257,6 +259,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--iterations", type=int, default=4, help="dispatches and combines (4)")
     add("--barriers", type=int, default=1000, help="barriers after the exchange (1000)")
     add("--hold-s", type=float, default=0.0, help="seconds to stay in the group at the end (0)")
+    add("--pause-s", type=float, default=0.0, help="seconds before each round, until SIGUSR1 (0)")
     add("--progress", action="store_true", help="tell on standard error what is being done")
     add("--timeout-s", type=float, default=120.0, help="bound of each wait (120)")
     return parser.parse_args(arguments)
@@ -264,6 +267,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def paced(options: argparse.Namespace) -> Callable[[str], None]:
+    """What is called before each round."""
+    hurry = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: hurry.set())
+
+    def step(text: str) -> None:
+        if options.progress:
+            say(text)
+        if options.pause_s:
+            hurry.wait(options.pause_s)
+
+    return step
 
 
 def main() -> int:
@@ -284,7 +301,7 @@ def main() -> int:
                 idle_ranks=frozenset(int(r) for r in options.idle_ranks.split(",") if r),
             )
             work = options.iterations, options.barriers
-            result = run(session, shape, *work, say if options.progress else lambda text: None)
+            result = run(session, shape, *work, paced(options))
             time.sleep(options.hold_s)
     except (epfabric.SessionError, WrongBytes, ValueError) as error:
         print(json.dumps({"ok": False, "rank": rank, "error": str(error)}), flush=True)

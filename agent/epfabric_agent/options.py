@@ -34,6 +34,7 @@ class Options:
     sockets: Path
     kubeconfig: Path | None
     namespace: str
+    pod_uid: str = ""
 
 
 def _port(text: str) -> int:
@@ -51,6 +52,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
     ("--port", _port, "", "PORT", f"port for agents ({DEFAULT_PORT}, or the manifest's; 0: any)"),
     ("--state-dir", Path, "", "DIR", f"the node's folder, of one agent at a time ({STATE_DIR})"),
     ("--namespace", str, "POD_NAMESPACE", "NAME", f"the agents' namespace ({NODES_NAMESPACE})"),
+    ("--pod-uid", str, "POD_UID", "UID", "the agent's own pod, for its status (POD_UID)"),
     ("--kubeconfig", Path, "", "FILE", "how to reach the API server (the pod's account)"),
     ("--manifest", Path, "", "FILE", "EPFabric and EPFabricPeers: run without Kubernetes"),
     ("--pki", Path, "", "DIR", "with --manifest: ca.crt, NODE.crt, NODE.key (STATE-DIR/pki)"),
@@ -114,6 +116,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         sockets=parsed.socket_dir or state_dir / "sockets",
         kubeconfig=parsed.kubeconfig,
         namespace=parsed.namespace or NODES_NAMESPACE,
+        pod_uid=parsed.pod_uid or "",
     )
 
 

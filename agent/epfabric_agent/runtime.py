@@ -62,6 +62,8 @@ class Facts:
     behind: str
     """What of the settings waits for the sessions to end; empty where nothing does."""
     nics: NicReport
+    groups: tuple[str, ...] = ()
+    """Those that end if this agent does."""
 
 
 class Runtime:
@@ -84,7 +86,7 @@ class Runtime:
         self._credentials = credentials
         self._machine = machine
         self._changed = changed
-        self._server = PeerServer(identity.fabric, self.hub, credentials)
+        self._server = PeerServer(identity.node, identity.fabric, self.hub, credentials)
         self._choice = Choice("", "", "the agent has no settings yet")
         self._inventory = Inventory(Cpus((), {}), Topology(), ())
         self._quota = Quota(0, 0)
@@ -97,7 +99,8 @@ class Runtime:
         self._nics_still.set()
         self.nics = NicReport()
         self._settings: Settings | None = None
-        self._served: tuple[Settings, str] | None = None  # with the endpoint of that time
+        self._cordon = ""
+        self._served: tuple[Settings, str, str] | None = None  # with endpoint and cordon
         self._behind = ""
         self._sampler = Sampler(self.hub, lambda: self.core.current, lambda: self._choice)
         self._telemetry: telemetry_runtime.Telemetry | None = None
@@ -111,8 +114,11 @@ class Runtime:
         self.endpoint = f"{host}:{self._server.port}"
         _log.info("agents reach this one at %s", self.endpoint)
 
-    async def apply(self, settings: Settings) -> None:
-        """Serves with these settings from now on; sessions that exist keep theirs."""
+    async def apply(self, settings: Settings, cordon: str = "") -> None:
+        """Serves with these settings from now on; sessions that exist keep theirs.
+
+        `cordon`: why sessions of groups that are not here yet are refused; empty where none is.
+        """
         self._inventory = await asyncio.to_thread(discover, self._machine)
         choice = choose(settings.transport, self._inventory.rdma_devices)
         if choice != self._choice:
@@ -137,12 +143,14 @@ class Runtime:
             if not self._settled.is_set():
                 self._services = None
                 await self._use_core(wanted)
-            if changed or (settings, self.endpoint) != self._served:
-                self._serve_with(settings)
+            wants = (settings, self.endpoint, cordon)
+            if changed or wants != self._served:
+                self._serve_with(settings, cordon)
                 self._keep_barriers(settings.telemetry.traces)
         finally:
             self._settled.set()
-        self._settings, self._served = settings, (settings, self.endpoint)
+        self._settings, self._served = settings, wants
+        self._cordon = cordon
 
     async def services(self) -> Services:
         """What a new session gets; see session.services.Current. Raises Unserved."""
@@ -191,6 +199,7 @@ class Runtime:
             local=self._ledger.local,
             behind=self._behind,
             nics=self.nics,
+            groups=self.hub.living(),
         )
 
     def barriers(self, handle: int) -> BarrierStatistics | None:
@@ -201,7 +210,7 @@ class Runtime:
     async def look_again(self) -> None:
         """Discovers the node anew; settings that waited for sessions to end are applied."""
         if self._settings is not None:
-            await self.apply(self._settings)
+            await self.apply(self._settings, self._cordon)
 
     async def close(self) -> None:
         """Ends everything in order; each step has a bound."""
@@ -223,7 +232,7 @@ class Runtime:
             _log.error("the core cannot be made: %s", error)
             self._choice = Choice("", "", f"{self._choice.type} does not work here: {error}")
 
-    def _serve_with(self, settings: Settings) -> None:
+    def _serve_with(self, settings: Settings, cordon: str) -> None:
         core = self.core.current
         if core is None:
             self._services = None
@@ -254,6 +263,7 @@ class Runtime:
             ledger=self._ledger,
             cpus=lambda: self._inventory.cpus,
             changed=self._changed,
+            cordon=cordon,
         )
 
     def _give_up(self, reason: str) -> None:

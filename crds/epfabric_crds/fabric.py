@@ -9,6 +9,7 @@ from typing import Any, Literal
 from epfabric_crds.convert import from_dict
 from epfabric_crds.meta import Condition, ObjectMeta
 from epfabric_crds.names import API_VERSION
+from epfabric_crds.quantity import duration_ms
 from epfabric_crds.selector import LabelSelector
 from epfabric_crds.settings import Settings
 
@@ -51,8 +52,14 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    strategy: Literal["RollingUpdate", "OnDelete"] = "RollingUpdate"
     max_unavailable: int = 1
+    deadline: str | None = None
+    paused: bool = False
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """None: never."""
+        return duration_ms(self.deadline) if self.deadline else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,10 @@ NODES_NAMESPACE = "epfabric-nodes"  # of agents and CSI driver; Pod Security `pr
 FABRIC_LABEL = "epfabric.io/fabric"
 FABRIC_ANNOTATION = "epfabric.io/fabric"
 GROUP_ANNOTATION = "epfabric.io/group"
+# On a Node, by an administrator, with the reason as its value: no new sessions. Never taken away.
+CORDON_ANNOTATION = "epfabric.io/cordon"
+# On an agent's pod: which template it was made from.
+TEMPLATE_LABEL = "epfabric.io/template"
 SIGNER = "epfabric.io/agent"
 CSI_DRIVER = "csi.epfabric.io"
 

@@ -15,6 +15,7 @@ from epfabric_crds.settings import Settings
 class EPFabricNodeSpec(Settings):
     fabric: str
     node_uid: str
+    cordon: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,16 @@ class NicStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentFacts:
+    """Ranges of versions are texts such as 1 or 1-2."""
+
+    pod_uid: str | None = None
+    version: str | None = None
+    abi: str | None = None
+    peers: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EPFabricNodeStatus:
     observed_generation: int | None = None
     endpoint: str | None = None
@@ -91,6 +102,8 @@ class EPFabricNodeStatus:
     nics: tuple[NicStatus, ...] = ()
     proxies: tuple[ProxyPlace, ...] = ()
     sessions: int | None = None
+    groups: tuple[str, ...] = ()
+    agent: AgentFacts | None = None
     conditions: tuple[Condition, ...] = ()
 
 

@@ -168,12 +168,12 @@ def _health(
         ready = Verdict("False", "NodesNotReady", f"all {counts.not_ready} nodes are not ready")
     return {
         "Ready": ready,
-        "Reconciling": Verdict("True", "AgentsStarting", f"waiting for {_list(starting)}")
+        "Reconciling": Verdict("True", "AgentsStarting", f"waiting for {list_of(starting)}")
         if starting
         else Verdict("False", "Done", "the cluster is as spec wants it"),
         "Stalled": stalled,
         "AgentsReady": agents if expected else Verdict("False", "NoNodes", "no node is ready"),
-        "Degraded": Verdict("True", "AgentsFailing", f"not usable: {_list(broken)}")
+        "Degraded": Verdict("True", "AgentsFailing", f"not usable: {list_of(broken)}")
         if broken
         else Verdict("False", "AgentsReady", "no agent that had started fails"),
     }
@@ -209,7 +209,7 @@ def _observed(epnodes: Iterable[EPFabricNode]) -> dict[str, Verdict]:
         seen = [(e.metadata.name, c) for e in epnodes if (c := find(e.status.conditions, type_))]
         wrong = [(name, c) for name, c in seen if c.status == bad]
         if wrong:
-            text = f"{_list([n for n, _ in wrong])}: {wrong[0][1].message}"
+            text = f"{list_of([n for n, _ in wrong])}: {wrong[0][1].message}"
             status: ConditionStatus = "True" if bad == "True" else "False"
             out[type_] = Verdict(status, wrong[0][1].reason, text)
         elif seen:
@@ -230,10 +230,11 @@ def _transports(epnodes: Iterable[EPFabricNode]) -> tuple[TransportCount, ...]:
 
 
 def _owners(contested: Mapping[str, str]) -> str:
-    return _list([f"{node} ({owner})" for node, owner in sorted(contested.items())])
+    return list_of([f"{node} ({owner})" for node, owner in sorted(contested.items())])
 
 
-def _list(texts: Iterable[str]) -> str:
+def list_of(texts: Iterable[str]) -> str:
+    """At most ten of them."""
     texts = list(texts)
     more = len(texts) - MOST_NAMES
     return ", ".join(texts[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

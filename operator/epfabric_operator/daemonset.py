@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from epfabric_crds import EPFabric, names
@@ -29,23 +31,33 @@ def _daemonset(
         names.FABRIC_LABEL: fabric.metadata.name,
         **({POOL_LABEL: pool.name} if pool else {}),
     }
-    update = fabric.spec.update
-    strategy: dict[str, Any] = {"type": update.strategy}
-    if update.strategy == "RollingUpdate":
-        strategy["rollingUpdate"] = {"maxUnavailable": update.max_unavailable}
+    pod = _pod(fabric, pool, image, port)
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "selector": {"matchLabels": labels},
-            "updateStrategy": strategy,
+            # The operator itself replaces pods (update.py): it knows of groups.
+            "updateStrategy": {"type": "OnDelete"},
             "template": {
-                "metadata": {"labels": labels},
-                "spec": _pod(fabric, pool, image, port),
+                "metadata": {"labels": {**labels, names.TEMPLATE_LABEL: _digest(labels, pod)}},
+                "spec": pod,
             },
         },
     }
+
+
+def template_of(daemonset: dict[str, Any]) -> str:
+    """What its pods carry as TEMPLATE_LABEL."""
+    label: str = daemonset["spec"]["template"]["metadata"]["labels"][names.TEMPLATE_LABEL]
+    return label
+
+
+def _digest(labels: dict[str, str], pod: dict[str, Any]) -> str:
+    """Equal for equal templates, so that one that is set back is the earlier one again."""
+    text = json.dumps([labels, pod], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dict[str, Any]:

@@ -6,15 +6,13 @@ Handlers hold no logic, and there are only event handlers: no finalizer, no anno
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import kopf
 from epfabric_crds import names
 from kubernetes import client
 
-from epfabric_operator.loop import EVERYTHING
-from epfabric_operator.worklist import Work, Worklist
+from epfabric_operator.worklist import EVERYTHING, Work, Worklist
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 310
@@ -40,10 +38,6 @@ def registry(worklist: Worklist, api: client.ApiClient) -> kopf.OperatorRegistry
     def fabric(**_: Any) -> None:
         # Every fabric: one that goes or changes its selector sets nodes free for the others.
         worklist.add(EVERYTHING)
-
-    @kopf.on.event(names.GROUP, names.VERSION, names.NODES, registry=made)
-    def epnode(spec: Mapping[str, Any], **_: Any) -> None:
-        worklist.add(Work("fabric", spec["fabric"]))
 
     @kopf.on.event(
         "certificates.k8s.io",

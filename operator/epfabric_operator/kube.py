@@ -7,6 +7,7 @@ mean it; every other refusal is an ApiError.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -73,6 +74,8 @@ class Kube:
         self._api = api
         self._most_s = most_s
         self._write_s = write_s or (lambda: most_s)
+        self.answered = time.monotonic()
+        """When the API server last answered a request."""
 
     def get(self, path: str, *, accept: str = JSON) -> Object | None:
         try:
@@ -92,15 +95,36 @@ class Kube:
     ) -> tuple[list[Object], str]:
         """Every item of a list, read in pages, and the resourceVersion to watch from."""
         items: list[Object] = []
+        version = ""
+        for page in self.paged(path, query, accept=accept):
+            items += page.get(key) or []
+            version = page["metadata"]["resourceVersion"]
+        return items, version
+
+    def each(
+        self, path: str, query: Mapping[str, str] | None = None, *, accept: str = JSON
+    ) -> Iterator[Object]:
+        """The items of a list one by one, so that no more than a page is held."""
+        for page in self.paged(path, query, accept=accept):
+            yield from page.get("items") or ()
+
+    def paged(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        accept: str = JSON,
+        size: int = PAGE_SIZE,
+    ) -> Iterator[Object]:
+        """The pages of a list, of at most `size` items each."""
         more: dict[str, str] = {}
         while True:
-            page = self._request(
-                "GET", path, query={**(query or {}), "limit": str(PAGE_SIZE), **more}, accept=accept
-            )
-            items += page.get(key) or []
+            asked = {**(query or {}), "limit": str(size), **more}
+            page = self._request("GET", path, query=asked, accept=accept)
             token = page["metadata"].get("continue")
+            yield page
             if not token:
-                return items, page["metadata"]["resourceVersion"]
+                return
             more = {"continue": token}
 
     def apply(self, path: str, body: Object, manager: str) -> Object:
@@ -179,6 +203,7 @@ class Kube:
             raise ApiError(0, "NotLeading", f"{method} {path}: {error}") from error
         try:
             loaded: Object = json.loads(response.data)
+            self.answered = time.monotonic()
             return loaded
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ApiError(0, "Disconnected", f"{method} {path} broke: {error}") from error

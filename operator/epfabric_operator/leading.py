@@ -14,15 +14,15 @@ from epfabric_operator.config import Config
 from epfabric_operator.election import Election
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import Kube
-from epfabric_operator.loop import EVERYTHING, Loop
+from epfabric_operator.loop import Loop
 from epfabric_operator.metrics import Metrics
-from epfabric_operator.nodes import NodeCache
+from epfabric_operator.nodes import NodeCache, epnode_watch
 from epfabric_operator.observe import Observer
 from epfabric_operator.plan import PlanConfig
 from epfabric_operator.reconcile import Reconciler
 from epfabric_operator.signer import Places, Signer
 from epfabric_operator.tenure import Tenure
-from epfabric_operator.worklist import Worklist
+from epfabric_operator.worklist import EVERYTHING, Worklist
 
 log = logging.getLogger(__name__)
 STOPPED, FAULT, LOST = 0, 1, 3
@@ -74,7 +74,8 @@ class Leading:
         return code
 
     def stuck(self) -> str | None:
-        if self._loop and time.monotonic() - self._loop.beat > STUCK_S:
+        # One look at thousands of new nodes takes minutes; it goes on as long as it is answered.
+        if self._loop and time.monotonic() - max(self._loop.beat, self._kube.answered) > STUCK_S:
             return f"nothing was reconciled for {STUCK_S:.0f} s"
         return None
 
@@ -83,7 +84,7 @@ class Leading:
     ) -> int:
         kube, config, worklist = self._kube, self._config, Worklist()
         events = EventWriter(kube, config.identity)
-        nodes = NodeCache(kube, lambda: worklist.add(EVERYTHING))
+        nodes = NodeCache(Kube(self._api), lambda: worklist.add(EVERYTHING))
         observer = Observer(kube, config.nodes_namespace, policies, nodes)
         wanted = PlanConfig(config.agent_image, config.nodes_namespace, config.agent_port, policies)
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
@@ -93,6 +94,7 @@ class Leading:
         if not policies:
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")
         self._thread("nodes", nodes.run)
+        self._thread("epnodes", epnode_watch(Kube(self._api), worklist).run)
         while not nodes.synced.is_set():
             if (code := self._ended(stop)) is not None:
                 return code

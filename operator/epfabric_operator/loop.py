@@ -12,11 +12,9 @@ from epfabric_operator.kube import ApiError
 from epfabric_operator.metrics import Metrics
 from epfabric_operator.reconcile import Reconciler, Unfinished, names_to_visit
 from epfabric_operator.signer import Signer
-from epfabric_operator.worklist import Work, Worklist
+from epfabric_operator.worklist import AUTHORITY, EVERYTHING, Work, Worklist
 
 log = logging.getLogger(__name__)
-EVERYTHING = Work("all")
-AUTHORITY = Work("authority")
 
 
 class Loop:

@@ -1,48 +1,35 @@
-"""The cluster's Nodes, metadata only, listed in pages and watched; started by main.py."""
+"""What the operator follows of Nodes and EPFabricNodes; started by leading.py."""
 
 from __future__ import annotations
 
-import logging
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+
+from epfabric_crds.names import CORDON_ANNOTATION, FABRIC_LABEL
 
 from epfabric_operator import paths
-from epfabric_operator.kube import METADATA, METADATA_LIST, ApiError, Kube
+from epfabric_operator.kube import Kube, Object
+from epfabric_operator.watching import MetadataWatch
+from epfabric_operator.worklist import EVERYTHING, Work, Worklist
 from epfabric_operator.world import NodeMeta
-
-log = logging.getLogger(__name__)
-RETRY_S = 2.0
 
 
 class NodeCache:
-    """`changed` is called from the watching thread whenever a name, uid or label changed."""
+    """`changed` is called from the watching thread when a name, uid, label or cordon changed."""
 
     def __init__(self, kube: Kube, changed: Callable[[], None]) -> None:
-        self._kube = kube
         self._changed = changed
         self._lock = threading.Lock()
         self._nodes: dict[str, NodeMeta] = {}
         self.synced = threading.Event()
+        self.run = MetadataWatch(kube, paths.NODES, self._replace, self._take).run
 
     def snapshot(self) -> dict[str, NodeMeta]:
         with self._lock:
             return dict(self._nodes)
 
-    def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                version = self._list()
-                while not stop.is_set():
-                    version = self._follow(version, stop)
-            except ApiError as error:
-                # 410: the version is too old to go on from, which a new list cures.
-                if error.status != 410:
-                    log.warning("nodes: %s; trying again", error)
-                    stop.wait(RETRY_S)
-
-    def _list(self) -> str:
-        items, version = self._kube.pages(paths.NODES, accept=METADATA_LIST)
+    def _replace(self, items: Iterator[Object]) -> None:
         nodes = {meta.name: meta for meta in map(parse, items)}
         with self._lock:
             same = nodes == self._nodes
@@ -50,29 +37,39 @@ class NodeCache:
         if not same or not self.synced.is_set():
             self.synced.set()
             self._changed()
-        return version
 
-    def _follow(self, version: str, stop: threading.Event) -> str:
-        for event in self._kube.watch(paths.NODES, version, accept=METADATA):
-            if stop.is_set():
-                break
-            version = event["object"]["metadata"]["resourceVersion"]
-            if event["type"] != "BOOKMARK" and self._take(event):
-                self._changed()
-        return version
-
-    def _take(self, event: dict[str, Any]) -> bool:
-        meta = parse(event["object"])
+    def _take(self, kind: str, item: Object) -> None:
+        meta = parse(item)
         with self._lock:
             before = self._nodes.get(meta.name)
-            if event["type"] == "DELETED":
+            if kind == "DELETED":
                 self._nodes.pop(meta.name, None)
-                return before is not None
-            self._nodes[meta.name] = meta
-            return before != meta
+                changed = before is not None
+            else:
+                self._nodes[meta.name] = meta
+                changed = before != meta
+        if changed:
+            self._changed()
 
 
-def parse(item: dict[str, Any]) -> NodeMeta:
+def epnode_watch(kube: Kube, worklist: Worklist) -> MetadataWatch:
+    """A changed EPFabricNode, its status included, makes its fabric worth a look."""
+
+    def listed(items: Iterator[Object]) -> None:
+        for _ in items:
+            pass
+        worklist.add(EVERYTHING)
+
+    def seen(_: str, item: Object) -> None:
+        if fabric := (item["metadata"].get("labels") or {}).get(FABRIC_LABEL):
+            worklist.add(Work("fabric", fabric))
+
+    return MetadataWatch(kube, paths.EPNODES, listed, seen)
+
+
+def parse(item: Object) -> NodeMeta:
     meta = item["metadata"]
-    labels = meta.get("labels") or {}
-    return NodeMeta(meta["name"], meta["uid"], labels, meta["resourceVersion"])
+    # The same few texts on thousands of nodes.
+    labels = {sys.intern(k): sys.intern(v) for k, v in (meta.get("labels") or {}).items()}
+    cordon = (meta.get("annotations") or {}).get(CORDON_ANNOTATION)
+    return NodeMeta(meta["name"], meta["uid"], labels, cordon, meta["resourceVersion"])

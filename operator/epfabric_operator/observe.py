@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 
-from epfabric_crds import EPFabric, EPFabricNode, MirrorError, names
+from epfabric_crds import EPFabric, MirrorError, names
 
 from epfabric_operator import paths
-from epfabric_operator.kube import METADATA_LIST, TABLE, Kube, Object
+from epfabric_operator.agentpods import read_agents
+from epfabric_operator.epnodes import EPNodeReader
+from epfabric_operator.kube import METADATA_LIST, TABLE, Kube
 from epfabric_operator.leaseage import LeaseAges
 from epfabric_operator.nodes import NodeCache
 from epfabric_operator.plan import MANAGED_BY
-from epfabric_operator.world import Ref, World
+from epfabric_operator.world import Agents, Ref, World
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ class Observer:
         self._namespace = namespace
         self._nodes = nodes
         self._ages = LeaseAges()
+        self._epnodes = EPNodeReader()
         self._owned = [paths.daemonsets(namespace)]
         if policies:
             self._owned.append(paths.bindings(policies))
@@ -38,13 +42,12 @@ class Observer:
             except MirrorError as error:
                 unreadable.add(item["metadata"]["name"])
                 log.error("epfabric/%s is left alone: %s", item["metadata"]["name"], error)
-        leases, _ = self._kube.pages(paths.leases(self._namespace))
         return World(
             fabrics=fabrics,
             unreadable=frozenset(unreadable),
             nodes=self._nodes.snapshot(),
-            epnodes={n.metadata.name: n for n in map(_epnode, self._kube.pages(paths.EPNODES)[0])},
-            lease_ages_s=self._ages.update(leases),
+            epnodes=self._epnodes.read(self._kube.each(paths.EPNODES)),
+            lease_ages_s=self._ages.update(self._kube.each(paths.leases(self._namespace))),
             owned=self._owned_objects(),
         )
 
@@ -54,26 +57,18 @@ class Observer:
         rows, _ = self._kube.pages(paths.NODES, query, accept=TABLE, key="rows")
         return frozenset(r["cells"][0] for r in rows if not str(r["cells"][1]).startswith("Ready"))
 
+    def agents(self, fabric: str, templates: Mapping[str, str]) -> Agents:
+        """The fabric's agents' pods, while some are outdated. Raises ApiError."""
+        return read_agents(self._kube, self._namespace, fabric, templates)
+
     def _owned_objects(self) -> dict[str, tuple[Ref, ...]]:
         found: dict[str, list[Ref]] = defaultdict(list)
         query = {"labelSelector": f"{MANAGED_BY}={names.OPERATOR_MANAGER}"}
         for path in self._owned:
-            for item in self._kube.pages(path, query, accept=METADATA_LIST)[0]:
+            for item in self._kube.each(path, query, accept=METADATA_LIST):
                 meta = item["metadata"]
                 fabric = (meta.get("labels") or {}).get(names.FABRIC_LABEL)
                 if fabric and not meta.get("deletionTimestamp"):
                     ref = Ref(f"{path}/{meta['name']}", meta["uid"], meta["resourceVersion"])
                     found[fabric].append(ref)
         return {fabric: tuple(refs) for fabric, refs in found.items()}
-
-
-def _epnode(item: Object) -> EPFabricNode:
-    item |= {"apiVersion": names.API_VERSION, "kind": "EPFabricNode"}
-    try:
-        return EPFabricNode.from_dict(item, strict=False)
-    except MirrorError as error:
-        # The agent may be newer; what counts here is whose node it is.
-        log.warning("epfabricnode/%s: its status is not read: %s", item["metadata"]["name"], error)
-        spec = {k: item["spec"][k] for k in ("fabric", "nodeUid")}
-        bare = {**item, "spec": spec, "status": {}}
-        return EPFabricNode.from_dict(bare, strict=False)

@@ -33,6 +33,10 @@ def daemonsets(namespace: str) -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
 
 
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
 def configmaps(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps"
 

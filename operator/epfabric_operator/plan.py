@@ -8,6 +8,7 @@ them away (docs/decisions/001-deletion.md).
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ from epfabric_crds import EPFabric, EPFabricNode, EPFabricNodeSpec, Settings, na
 
 from epfabric_operator import paths
 from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
-from epfabric_operator.daemonset import daemonsets
+from epfabric_operator.daemonset import daemonsets, template_of
+from epfabric_operator.update import Update, cordon_of, decide
 from epfabric_operator.world import NodeMeta, Ref, World
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -47,25 +49,35 @@ class Apply:
 @dataclass(frozen=True)
 class Plan:
     assignment: Assignment
+    update: Update
     delete: tuple[Ref, ...]  # before anything is applied
     relabel: tuple[Relabel, ...]
     apply: tuple[Apply, ...]
 
 
-def plan(name: str, world: World, config: PlanConfig) -> Plan:
+def plan(name: str, world: World, config: PlanConfig, now: datetime.datetime) -> Plan:
     """The plan for the fabric `name`; for one that is gone, a plan that leaves nothing of it."""
     assignment = assign(name, world)
     fabric = world.live(name)
+    update = decide(fabric, assignment.mine, world, now) if fabric else Update()
     objects = _objects(fabric, assignment, config) if fabric else ()
     keep = {apply.path for apply in objects}
     stale = tuple(ref for ref in world.owned.get(name, ()) if ref.path not in keep)
-    nodes, gone = _epnodes(name, fabric, assignment, world)
+    nodes, gone = _epnodes(name, fabric, assignment, update, world)
     return Plan(
         assignment=assignment,
+        update=update,
         delete=(*stale, *gone),
         relabel=_relabels(name, fabric, assignment),
         apply=(*objects, *nodes),
     )
+
+
+def templates(fabric: EPFabric, config: PlanConfig) -> dict[str, str]:
+    """The template that the pods of each of its DaemonSets should have, by the DaemonSet's path."""
+    made = daemonsets(fabric, config.agent_image, config.agent_port, config.namespace)
+    base = paths.daemonsets(config.namespace)
+    return {f"{base}/{body['metadata']['name']}": template_of(body) for body in made}
 
 
 def settings_of(fabric: EPFabric) -> dict[str, Any]:
@@ -121,7 +133,7 @@ def _binding(fabric: EPFabric, version: str) -> Apply:
 
 
 def _epnodes(
-    name: str, fabric: EPFabric | None, assignment: Assignment, world: World
+    name: str, fabric: EPFabric | None, assignment: Assignment, update: Update, world: World
 ) -> tuple[list[Apply], list[Ref]]:
     wanted = {node.name: node for node in assignment.mine} if fabric else {}
     applies, deletes = [], []
@@ -133,9 +145,11 @@ def _epnodes(
         if node is None or foreign or epnode.spec.node_uid != node.uid:
             deletes.append(Ref(paths.epnode(node_name), epnode.metadata.uid))
     gone = {ref.path for ref in deletes}
+    settings = settings_of(fabric) if fabric else {}
     for node_name, node in wanted.items():
         assert fabric is not None
-        spec = EPFabricNodeSpec(fabric=name, node_uid=node.uid, **settings_of(fabric))
+        cordon = cordon_of(node, update)
+        spec = EPFabricNodeSpec(fabric=name, node_uid=node.uid, cordon=cordon, **settings)
         before = world.epnodes.get(node_name)
         if before and paths.epnode(node_name) not in gone and _equal(before, spec, fabric):
             continue

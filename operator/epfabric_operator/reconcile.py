@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from epfabric_crds import EPFabric, EPFabricStatus, names, to_dict
-from epfabric_crds.meta import find, is_true
+from epfabric_crds import EPFabric, EPFabricNode, EPFabricStatus, names, to_dict
+from epfabric_crds.meta import find, is_true, keep_transition
 
 from epfabric_operator import paths
 from epfabric_operator.conditions import Verdict, fabric_status, node_verdict
@@ -21,7 +21,9 @@ from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube
 from epfabric_operator.metrics import Metrics
 from epfabric_operator.observe import Observer
-from epfabric_operator.plan import Apply, Plan, PlanConfig, plan
+from epfabric_operator.plan import Apply, Plan, PlanConfig, plan, templates
+from epfabric_operator.update import PENDING
+from epfabric_operator.updatestatus import with_update
 from epfabric_operator.world import World
 
 log = logging.getLogger(__name__)
@@ -56,16 +58,27 @@ class Reconciler:
         """Bring one fabric, living or gone, to its plan. Raises Unfinished."""
         if name in world.unreadable:
             return
-        wanted = plan(name, world, self._config)
+        fabric = world.live(name)
+        if fabric:
+            agents = self._observer.agents(name, templates(fabric, self._config))
+            if agents.pods:
+                world = replace(world, agents=agents, down=self._observer.down(name))
+        now = datetime.datetime.now(datetime.UTC)
+        wanted = plan(name, world, self._config, now)
         refusals: list[str] = []
         failures: list[str] = []
         self._act(name, wanted, world, refusals, failures)
-        fabric = world.live(name)
         if fabric:
             refusal = "; ".join(refusals) or None
             self._guard(
-                partial(self._write_status, fabric, wanted, world, refusal), refusals, failures
+                partial(self._write_status, fabric, wanted, world, refusal, now),
+                refusals,
+                failures,
             )
+        # After the status, so that what is told of a node's wait is there before its end.
+        for pod in wanted.update.replace:
+            log.info("fabric %s: replacing agent %s of node %s", name, pod.name, pod.node)
+            self._guard(partial(self._kube.delete, pod.path, pod.uid), refusals, failures)
         if failures:
             raise Unfinished("; ".join(failures[:3]))
 
@@ -94,7 +107,8 @@ class Reconciler:
 
     def _apply(self, apply: Apply) -> None:
         made = self._kube.apply(apply.path, apply.body, names.OPERATOR_MANAGER)
-        self._applied[apply.path] = (apply.body, made["metadata"]["resourceVersion"])
+        if apply.body["kind"] != "EPFabricNode":  # the planner compares those itself
+            self._applied[apply.path] = (apply.body, made["metadata"]["resourceVersion"])
 
     def _guard(self, act: Callable[[], object], refusals: list[str], failures: list[str]) -> bool:
         """Whether it was done."""
@@ -108,10 +122,14 @@ class Reconciler:
             return False
 
     def _write_status(
-        self, fabric: EPFabric, wanted: Plan, world: World, refusal: str | None
+        self,
+        fabric: EPFabric,
+        wanted: Plan,
+        world: World,
+        refusal: str | None,
+        moment: datetime.datetime,
     ) -> None:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        now = now.replace("+00:00", "Z")
+        now = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
         gone = {ref.path for ref in wanted.delete}
         verdicts = {}
         for node in wanted.assignment.mine:
@@ -120,10 +138,12 @@ class Reconciler:
                 epnode = None
             verdicts[node.name] = node_verdict(epnode, world.lease_ages_s.get(node.name))
             if epnode:
-                self._write_node(node.name, world, verdicts[node.name], now)
+                pending = wanted.update.pending.get(node.name)
+                self._write_node(epnode, {"Ready": verdicts[node.name], PENDING: pending}, now)
         if any(v.status != "True" for v in verdicts.values()):
             world = replace(world, down=self._observer.down(fabric.metadata.name))
-        status = fabric_status(fabric, wanted.assignment, world, verdicts, refusal, now)
+        told = fabric_status(fabric, wanted.assignment, world, verdicts, refusal, now)
+        status = with_update(fabric, told, wanted.update, now)
         ready = is_true(status.conditions, "Ready")
         self._metrics.fabric(fabric.metadata.name, ready, status.nodes)
         if to_dict(status) == to_dict(fabric.status):
@@ -138,19 +158,24 @@ class Reconciler:
         self._kube.apply(path, body, names.OPERATOR_STATUS_MANAGER)
         self._tell(fabric, status)
 
-    def _write_node(self, name: str, world: World, verdict: Verdict, now: str) -> None:
-        epnode = world.epnodes[name]
-        before = find(epnode.status.conditions, "Ready")
-        new = verdict.at("Ready", now, epnode.metadata.generation)
-        if before and before.status == new.status:
-            new = replace(new, last_transition_time=before.last_transition_time)
-        if new == before:
+    def _write_node(
+        self, epnode: EPFabricNode, verdicts: Mapping[str, Verdict | None], now: str
+    ) -> None:
+        """The operator's conditions of a node; one without a verdict goes."""
+        name, old = epnode.metadata.name, epnode.status.conditions
+        generation = epnode.metadata.generation
+        new = [
+            keep_transition(verdict.at(type_, now, generation), old)
+            for type_, verdict in verdicts.items()
+            if verdict
+        ]
+        if new == [c for type_ in verdicts if (c := find(old, type_))]:
             return
         body = {
             "apiVersion": names.API_VERSION,
             "kind": "EPFabricNode",
             "metadata": {"name": name, "uid": epnode.metadata.uid},
-            "status": {"conditions": [to_dict(new)]},
+            "status": {"conditions": to_dict(tuple(new))},
         }
         try:
             path = f"{paths.epnode(name)}/status"
@@ -165,7 +190,7 @@ class Reconciler:
             "kind": "EPFabric",
             "metadata": {"name": fabric.metadata.name, "uid": fabric.metadata.uid},
         }
-        for type_ in ("PolicyOverlap", "Stalled"):
+        for type_ in ("PolicyOverlap", "Stalled", "Degraded"):
             found = find(status.conditions, type_)
             if found and found.status == "True" and not is_true(fabric.status.conditions, type_):
                 self._events.warn(about, found.reason, "Reconcile", found.message)

@@ -17,6 +17,10 @@ class Work:
     name: str = ""
 
 
+EVERYTHING = Work("all")
+AUTHORITY = Work("authority")
+
+
 class Worklist:
     def __init__(self, settle_s: float = 0.3, clock: Callable[[], float] = time.monotonic) -> None:
         self._settle_s = settle_s

@@ -15,6 +15,7 @@ class NodeMeta:
     name: str
     uid: str
     labels: Mapping[str, str]
+    cordon: str | None = None  # an administrator's, with the reason
     version: str = field(default="", compare=False)  # resourceVersion; also others' changes move it
 
 
@@ -27,6 +28,27 @@ class Ref:
     version: str = field(default="", compare=False)  # resourceVersion
 
 
+@dataclass(frozen=True)
+class AgentPod:
+    """The pod of a node's agent."""
+
+    path: str
+    name: str
+    uid: str
+    node: str
+    outdated: bool  # made from another template than the one that is wanted now
+    going: bool = False  # being deleted
+    trouble: str = ""  # why it does not run, where time alone will not help
+
+
+@dataclass(frozen=True)
+class Agents:
+    """A fabric's agents, while one of them is outdated; else nothing."""
+
+    pods: tuple[AgentPod, ...] = ()
+    settled: bool = False  # a pod that is deleted comes back as it is wanted
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     fabrics: Mapping[str, EPFabric] = field(default_factory=dict)
@@ -37,6 +59,7 @@ class World:
         default_factory=dict
     )  # node → age of its agent's Lease
     down: frozenset[str] = frozenset()  # nodes that Kubernetes reports as not ready
+    agents: Agents = Agents()  # of the fabric that is looked at
     owned: Mapping[str, tuple[Ref, ...]] = field(default_factory=dict)  # fabric → its other objects
 
     def live(self, name: str) -> EPFabric | None:

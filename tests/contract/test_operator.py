@@ -61,6 +61,7 @@ def test_wait_for_ready_returns(stand: Stand, fabric: str) -> None:
         "AgentsReady": "True",
         "Degraded": "False",
         "PolicyOverlap": "False",
+        "UpdatePending": "False",
     }
     row = stand.cluster.kubectl("get", "epf", fabric, "--no-headers").split()
     assert row[:5] == [fabric, "True", "2", "2", "4"]
@@ -90,7 +91,7 @@ def test_everything_that_the_fabric_owns_is_there(stand: Stand, fabric: str) -> 
     assert epnode["spec"]["nodeUid"] == node["metadata"]["uid"]
     assert epnode["spec"]["transport"] == {"type": "auto", "allowTcp": True}
     assert epnode["spec"]["proxies"]["maxInflight"] == 256
-    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 1
+    assert daemonset["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
 def test_a_fabric_at_rest_is_not_written_to(stand: Stand, fabric: str, operator: Process) -> None:

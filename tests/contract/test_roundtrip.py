@@ -48,7 +48,7 @@ memory: {perPod: 1Gi, perNode: 8Gi}
 tenants:
 - {name: t, namespaceSelector: {matchLabels: {t: t}}, weight: 2, maxSessions: 8, maxMemory: 1Gi,
    maxInflight: 64, maxGroups: 4}
-update: {strategy: OnDelete, maxUnavailable: 2}
+update: {maxUnavailable: 2, deadline: 24h, paused: true}
 telemetry: {endpoint: "http://collector:4318", interval: 30s, histogramScale: 4,
   traces: {ratio: 0.25, slow: 500us, endpoint: "http://jaeger:4318"}}
 """
@@ -79,6 +79,8 @@ nics:
   settings: [{{name: mtu, state: Refused, wanted: "9000", actual: "1500", message: why}}]
 proxies: [{{session: n/p/0, index: 0, cpu: 3, numaNode: 0}}]
 sessions: 1
+groups: [n/p]
+agent: {{podUid: u, version: "1.0", abi: "1", peers: 1-2}}
 conditions: [{CONDITION}]
 """
 GROUP_STATUS = """
@@ -95,7 +97,11 @@ NODE_ONLY = {"nodeSelector", "namespaceSelector", "agent", "tenants", "update"}
 
 def cases() -> list[tuple[Kind, dict[str, Any], dict[str, Any]]]:
     spec = yaml.safe_load(FULL_FABRIC)
-    node = {k: v for k, v in spec.items() if k not in NODE_ONLY} | {"fabric": "f", "nodeUid": "u"}
+    node = {k: v for k, v in spec.items() if k not in NODE_ONLY} | {
+        "fabric": "f",
+        "nodeUid": "u",
+        "cordon": "c",
+    }
     return [
         (EPFabric, spec, yaml.safe_load(FABRIC_STATUS)),
         (EPFabricNode, node, yaml.safe_load(NODE_STATUS)),

@@ -27,6 +27,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"barrier": {"timeout": "1m30s"}}, "barrier.timeout must be a whole number with one unit"),
     ({"barrier": {"joinTimeout": "25h"}}, "barrier.joinTimeout must be at most 24h"),
     ({"barrier": {"joinTimeout": "soon"}}, "barrier.joinTimeout must be a whole number with one"),
+    ({"update": {"deadline": "1d"}}, "update.deadline must be a whole number with one unit"),
     (
         {"transport": {"type": "verbs", "allowTcp": True}},
         "transport.allowTcp has no meaning with this transport.type",

@@ -85,6 +85,12 @@ class Hub:
     def parts(self) -> dict[str, Part]:
         return self._parts
 
+    def living(self) -> tuple[str, ...]:
+        """Groups that end if this agent does: with ranks here, or coordinated here. Sorted."""
+        here = {group for group, part in self._parts.items() if part.in_use}
+        led = {group for group, found in self._coordinators.items() if not found.may_go}
+        return tuple(sorted(here | led))
+
     def coordinator(self, group: str) -> Coordinator | None:
         return self._coordinators.get(group)
 

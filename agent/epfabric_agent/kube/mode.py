@@ -26,6 +26,7 @@ from epfabric_agent.kube.group_report import GroupReporter
 from epfabric_agent.kube.nics import KubeNics
 from epfabric_agent.kube.publish import StatusWriter
 from epfabric_agent.kube.settings import SettingsWatch, Wanted
+from epfabric_agent.kube.status import facts_of_agent
 from epfabric_agent.options import Options
 from epfabric_agent.peers.client import Agent
 from epfabric_agent.pki.identity import NodeIdentity
@@ -78,7 +79,7 @@ class KubeMode:
         self._reporter = GroupReporter(
             api, identity.fabric, self._own, lambda handle: self.runtime.barriers(handle)
         )
-        self._status = StatusWriter(api, identity.node)
+        self._status = StatusWriter(api, identity.node, facts_of_agent(options.pod_uid))
         self.runtime = Runtime(
             identity,
             self._certificates.current,
@@ -167,7 +168,7 @@ class KubeMode:
             if wanted is not None and (self.runtime.endpoint or not self._heard.is_set()):
                 if wanted != self._applied:
                     _log.info("settings of generation %d", wanted.generation)
-                    await self.runtime.apply(wanted.spec)
+                    await self.runtime.apply(wanted.spec, wanted.spec.cordon or "")
                     self._applied = wanted
                     await self._keep(wanted)
                 else:

@@ -6,6 +6,7 @@ import datetime
 
 from epfabric_crds import EPFabricNodeStatus, names, to_dict
 from epfabric_crds.meta import Condition
+from epfabric_crds.node import AgentFacts
 
 from epfabric_agent.kube import paths
 from epfabric_agent.kube.api import Api
@@ -16,9 +17,10 @@ from epfabric_agent.runtime import Facts
 class StatusWriter:
     """Remembers what was written, and to which object."""
 
-    def __init__(self, api: Api, node: str) -> None:
+    def __init__(self, api: Api, node: str, agent: AgentFacts) -> None:
         self._api = api
         self._node = node
+        self._agent = agent
         self._uid = ""
         self._written: EPFabricNodeStatus | None = None
 
@@ -28,7 +30,7 @@ class StatusWriter:
             self._uid, self._written = uid, None
         old: tuple[Condition, ...] = self._written.conditions if self._written else ()
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        status = status_of(facts, generation, old, now)
+        status = status_of(facts, self._agent, generation, old, now)
         if self._written and without_times(status) == without_times(self._written):
             return False
         body = {

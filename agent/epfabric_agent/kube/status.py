@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import metadata
 
+from epfabric import messages
+from epfabric.versions import Span
 from epfabric_crds import EPFabricNodeStatus
 from epfabric_crds.meta import Condition, ConditionStatus, keep_transition
-from epfabric_crds.node import ChosenTransport, ProxyPlace
+from epfabric_crds.node import AgentFacts, ChosenTransport, ProxyPlace
 
+from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.runtime import Facts
 
 MAX_PROXIES = 64
+MAX_GROUPS = 256
 MAX_TEXT = 500
 
 
+def facts_of_agent(pod_uid: str) -> AgentFacts:
+    return AgentFacts(
+        pod_uid=pod_uid or None,
+        version=metadata.version("epfabric-agent"),
+        abi=_text(messages.SPOKEN),
+        peers=_text(SPOKEN),
+    )
+
+
+def _text(span: Span) -> str:
+    return str(span.newest) if span.oldest == span.newest else f"{span.oldest}-{span.newest}"
+
+
 def status_of(
-    facts: Facts, generation: int | None, old: Iterable[Condition], now: str
+    facts: Facts, agent: AgentFacts, generation: int | None, old: Iterable[Condition], now: str
 ) -> EPFabricNodeStatus:
     """`generation` of the settings that are served; `now` in RFC 3339."""
     choice, numa_of = facts.choice, facts.inventory.cpus.numa_of
@@ -38,6 +56,8 @@ def status_of(
         ),
         nics=facts.nics.nics,
         sessions=facts.sessions,
+        groups=facts.groups[:MAX_GROUPS],
+        agent=agent,
         conditions=tuple(conditions),
     )
 

@@ -42,6 +42,7 @@ async def open_session(
     except Unserved as error:
         raise Refusal("unsupported", str(error)) from error
     # No pause from here on until the rank is taken: a core with ranks is not replaced.
+    check_cordon(services, pod)
     part = services.hub.part_for(pod, hello.rank, last_epoch)
     who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
     try:
@@ -66,12 +67,6 @@ async def open_session(
 
 
 def check(hello: messages.Hello) -> None:
-    if hello.abi != limits.ABI_VERSION:
-        raise Refusal(
-            "abi",
-            f"the library speaks version {hello.abi} of the interface, this agent version "
-            f"{limits.ABI_VERSION}: install the epfabric package that fits the agent",
-        )
     if hello.gpu is not None:
         raise Refusal(
             "unsupported", "this agent serves host memory only: connect without a GPU's UUID"
@@ -81,6 +76,16 @@ def check(hello: messages.Hello) -> None:
             "rank",
             f"rank {hello.rank} is outside a world of {hello.world_size} ranks: "
             "check RANK and WORLD_SIZE",
+        )
+
+
+def check_cordon(services: Services, pod: Pod) -> None:
+    """A group that is here keeps the node anyway: its other ranks may still come."""
+    if services.cordon and pod.group_key not in services.hub.living():
+        raise Refusal(
+            "cordoned",
+            f"node {services.node} admits no new group: {services.cordon}; wait, or start the pod "
+            "on another node",
         )
 
 
@@ -174,7 +179,7 @@ def reply(hello: messages.Hello, pod: Pod, services: Services) -> messages.Hello
     fifo, barrier = settings.fifo, settings.barrier
     layout = layout_of(settings.rings, fifo.depth, fifo.signals, hello.world_size)
     return messages.HelloReply(
-        abi=limits.ABI_VERSION,
+        abi=hello.abi,
         node=services.node,
         agent_pid=os.getpid(),
         group=pod.group_key,

@@ -120,7 +120,7 @@ def stripped(rule: Any) -> Any:
 def test_what_a_node_is_told_has_the_schema_of_what_the_administrator_wrote() -> None:
     theirs = schema("EPFabric")["properties"]["spec"]["properties"]
     node = schema("EPFabricNode")["properties"]["spec"]["properties"]
-    shared = set(node) - {"fabric", "nodeUid"}
+    shared = set(node) - {"fabric", "nodeUid", "cordon"}
     assert shared == set(theirs) - {
         "nodeSelector",
         "namespaceSelector",

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
 from epfabric_crds import EPFabric, EPFabricNode, names
-from epfabric_operator.plan import PlanConfig
+from epfabric_operator import plan as planning
+from epfabric_operator.plan import Plan, PlanConfig
 from epfabric_operator.world import NodeMeta, World
 
 CONFIG = PlanConfig(
     agent_image="agent:1", namespace="epfabric-system", agent_port=7470, policies="v1"
 )
+
+
+NOW = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
+
+def plan(name: str, seen: World, config: PlanConfig = CONFIG) -> Plan:
+    return planning.plan(name, seen, config, NOW)
 
 
 def fabric(name: str = "moe", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> EPFabric:

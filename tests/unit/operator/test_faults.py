@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from epfabric_operator.config import parse
 from epfabric_operator.kube import ApiError, Kube
-from epfabric_operator.loop import EVERYTHING, Loop
+from epfabric_operator.loop import Loop
 from epfabric_operator.metrics import Metrics
 from epfabric_operator.reconcile import Reconciler
 from epfabric_operator.signer import Signer
-from epfabric_operator.worklist import Work, Worklist
+from epfabric_operator.worklist import EVERYTHING, Work, Worklist
 from epfabric_operator.world import World
 from kubernetes import client
 from unit.operator.builders import fabric

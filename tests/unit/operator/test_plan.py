@@ -7,9 +7,9 @@ from typing import Any
 
 from epfabric_crds import EPFabric, EPFabricNode, to_dict
 from epfabric_operator import paths
-from epfabric_operator.plan import Plan, metadata, plan, settings_of
+from epfabric_operator.plan import Plan, metadata, settings_of
 from epfabric_operator.world import Ref
-from unit.operator.builders import CONFIG, epnode, fabric, node, world
+from unit.operator.builders import CONFIG, epnode, fabric, node, plan, world
 
 LABEL, POOL = "epfabric.io/fabric", "epfabric.io/pool"
 
@@ -37,7 +37,7 @@ def _shared() -> set[str]:
 
 def test_a_new_fabric_gets_everything() -> None:
     moe = fabric()
-    made = plan("moe", world(moe, node("n", pool="moe"), node("m", pool="x")), CONFIG)
+    made = plan("moe", world(moe, node("n", pool="moe"), node("m", pool="x")))
     assert [(r.node.name, dict(r.labels)) for r in made.relabel] == [("n", {LABEL: "moe"})]
     assert made.delete == ()
     assert [a.path.rsplit("/", 1)[1] for a in made.apply] == [
@@ -57,18 +57,18 @@ def test_a_new_fabric_gets_everything() -> None:
 
 def test_what_a_node_is_told_is_all_that_agents_read() -> None:
     moe = fabric(proxies={"perGPU": 1}, barrier={"timeout": "1s"})
-    (written,) = bodies(plan("moe", world(moe, node("n", pool="moe")), CONFIG), "EPFabricNode")
+    (written,) = bodies(plan("moe", world(moe, node("n", pool="moe"))), "EPFabricNode")
     parsed = EPFabricNode.from_dict(written)
     assert settings_of(moe) == {
         f.name: getattr(parsed.spec, f.name)
         for f in dataclasses.fields(parsed.spec)
-        if f.name not in ("fabric", "node_uid")
+        if f.name not in ("fabric", "node_uid", "cordon")
     }
 
 
 def test_a_settled_fabric_needs_no_write_to_any_node() -> None:
     moe = fabric()
-    made = plan("moe", world(moe, node("n", pool="moe", of="moe"), settled(moe, "n")), CONFIG)
+    made = plan("moe", world(moe, node("n", pool="moe", of="moe"), settled(moe, "n")))
     assert made.relabel == ()
     assert made.delete == ()
     assert bodies(made, "EPFabricNode") == []
@@ -76,7 +76,7 @@ def test_a_settled_fabric_needs_no_write_to_any_node() -> None:
 
 def test_a_changed_setting_reaches_the_node() -> None:
     old, new = fabric(), fabric(fifo={"depth": 2048})
-    made = plan("moe", world(new, node("n", pool="moe", of="moe"), settled(old, "n")), CONFIG)
+    made = plan("moe", world(new, node("n", pool="moe", of="moe"), settled(old, "n")))
     (written,) = bodies(made, "EPFabricNode")
     assert written["spec"]["fifo"]["depth"] == 2048
     assert made.delete == ()
@@ -85,21 +85,21 @@ def test_a_changed_setting_reaches_the_node() -> None:
 def test_a_node_made_anew_has_its_object_replaced_by_uid() -> None:
     moe = fabric()
     stale = epnode("n", uid="uid-of-before")
-    made = plan("moe", world(moe, node("n", pool="moe", of="moe"), stale), CONFIG)
+    made = plan("moe", world(moe, node("n", pool="moe", of="moe"), stale))
     assert made.delete == (Ref(paths.epnode("n"), "epn-n"),)
     (written,) = bodies(made, "EPFabricNode")
     assert written["spec"]["nodeUid"] == "uid-n"
 
 
 def test_a_node_that_went_takes_its_object_along() -> None:
-    made = plan("moe", world(fabric(), epnode("n")), CONFIG)
+    made = plan("moe", world(fabric(), epnode("n")))
     assert made.delete == (Ref(paths.epnode("n"), "epn-n"),)
     assert bodies(made, "EPFabricNode") == []
 
 
 def test_a_node_taken_over_has_the_other_fabrics_object_replaced() -> None:
     moe = fabric()
-    made = plan("moe", world(moe, node("n", pool="moe"), epnode("n", "gone")), CONFIG)
+    made = plan("moe", world(moe, node("n", pool="moe"), epnode("n", "gone")))
     assert made.delete == (Ref(paths.epnode("n"), "epn-n"),)
     assert len(bodies(made, "EPFabricNode")) == 1
 
@@ -171,7 +171,7 @@ def test_a_pool_never_has_the_daemonset_of_another_fabric() -> None:
     other = fabric("moe-big")
     made = world(pooled, other)
     named = [
-        {body["metadata"]["name"] for body in bodies(plan(name, made, CONFIG), "DaemonSet")}
+        {body["metadata"]["name"] for body in bodies(plan(name, made), "DaemonSet")}
         for name in ("moe", "moe-big")
     ]
     assert [len(found) for found in named] == [1, 1]
@@ -180,7 +180,7 @@ def test_a_pool_never_has_the_daemonset_of_another_fabric() -> None:
 
 def test_the_pool_label_goes_with_the_pools() -> None:
     gone = node("n", **{"pool": "moe", "of": "moe", POOL: "big"})
-    made = plan("moe", world(fabric(), gone), CONFIG)
+    made = plan("moe", world(fabric(), gone))
     assert [dict(r.labels) for r in made.relabel] == [{POOL: None}]
 
 
@@ -192,7 +192,7 @@ def test_without_admission_policies_there_is_no_binding() -> None:
 
 def test_the_binding_carries_the_fabrics_namespaces() -> None:
     moe = fabric(namespaceSelector={"matchExpressions": [{"key": "a", "operator": "Exists"}]})
-    (binding,) = bodies(plan("moe", world(moe), CONFIG), "MutatingAdmissionPolicyBinding")
+    (binding,) = bodies(plan("moe", world(moe)), "MutatingAdmissionPolicyBinding")
     assert binding["spec"]["matchResources"]["namespaceSelector"] == {
         "matchExpressions": [{"key": "a", "operator": "Exists"}]
     }
