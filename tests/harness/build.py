@@ -121,6 +121,22 @@ SETS = {
         tags="",
         expected_s=430,
     ),
+    "kubeconform": ProgramSet(
+        name="kubeconform",
+        module=TESTS / "chart" / "kubeconform",
+        programs={"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"},
+        ldflags="-s -w",
+        tags="",
+        expected_s=10,
+    ),
+    "kubescore": ProgramSet(
+        name="kubescore",
+        module=TESTS / "chart" / "kubescore",
+        programs={"kube-score": "github.com/zegl/kube-score/cmd/kube-score"},
+        ldflags="-s -w",
+        tags="",
+        expected_s=70,
+    ),
 }
 CHOICES = (*SETS, "images")
 
