@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from epfabric_crds import names
 
 EPILOG = """\
+what the chart's hooks run: epfabric-operator crds | uninstall | check (each has --help)
 metrics go by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (docs/telemetry.md)
 
 exit codes:
@@ -31,6 +32,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 class Config:
     agent_image: str
     agent_port: int
+    agent_priority_class: str
     namespace: str
     nodes_namespace: str
     kubeconfig: str | None
@@ -52,17 +54,7 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--agent-image",
-        default=env.get("EPFABRIC_AGENT_IMAGE"),
-        help="image of the agents' DaemonSets (env EPFABRIC_AGENT_IMAGE)",
-    )
-    parser.add_argument(
-        "--agent-port",
-        type=_port,
-        default=env.get("EPFABRIC_AGENT_PORT", "7470"),
-        help="port of the agents among themselves; 0 takes a free one (env EPFABRIC_AGENT_PORT)",
-    )
+    _add_agents(parser, env)
     parser.add_argument(
         "--namespace",
         default=env.get("EPFABRIC_NAMESPACE", names.NAMESPACE),
@@ -111,6 +103,25 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         parser.error(str(error))
     pod = env.get("POD_NAME") or socket.gethostname()
     return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}", metrics_url=url)
+
+
+def _add_agents(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
+    parser.add_argument(
+        "--agent-image",
+        default=env.get("EPFABRIC_AGENT_IMAGE"),
+        help="image of the agents' DaemonSets (env EPFABRIC_AGENT_IMAGE)",
+    )
+    parser.add_argument(
+        "--agent-port",
+        type=_port,
+        default=env.get("EPFABRIC_AGENT_PORT", "7470"),
+        help="port of the agents among themselves; 0 takes a free one (env EPFABRIC_AGENT_PORT)",
+    )
+    parser.add_argument(
+        "--agent-priority-class",
+        default=env.get("EPFABRIC_AGENT_PRIORITY_CLASS", "system-node-critical"),
+        help="priority class of the agents' pods (env EPFABRIC_AGENT_PRIORITY_CLASS)",
+    )
 
 
 def metrics_url(environ: Mapping[str, str]) -> str:

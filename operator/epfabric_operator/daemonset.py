@@ -16,14 +16,27 @@ from epfabric_operator.assignment import POOL_LABEL
 REQUESTS = {"cpu": "500m", "memory": "256Mi"}
 
 
-def daemonsets(fabric: EPFabric, image: str, port: int, namespace: str) -> list[dict[str, Any]]:
+PRIORITY_CLASS = "system-node-critical"
+
+
+def daemonsets(
+    fabric: EPFabric,
+    image: str,
+    port: int,
+    namespace: str,
+    priority_class: str = PRIORITY_CLASS,
+) -> list[dict[str, Any]]:
     """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
     pools: list[AgentPool | None] = [*fabric.spec.agent.pools] or [None]
-    return [_daemonset(fabric, pool, image, port, namespace) for pool in pools]
+    made = []
+    for pool in pools:
+        pod = {**_pod(fabric, pool, image, port), "priorityClassName": priority_class}
+        made.append(_daemonset(fabric, pool, pod, namespace))
+    return made
 
 
 def _daemonset(
-    fabric: EPFabric, pool: AgentPool | None, image: str, port: int, namespace: str
+    fabric: EPFabric, pool: AgentPool | None, pod: dict[str, Any], namespace: str
 ) -> dict[str, Any]:
     name = names.agent_daemonset(fabric.metadata.name, pool.name if pool else None)
     labels = {
@@ -31,7 +44,6 @@ def _daemonset(
         names.FABRIC_LABEL: fabric.metadata.name,
         **({POOL_LABEL: pool.name} if pool else {}),
     }
-    pod = _pod(fabric, pool, image, port)
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -77,7 +89,6 @@ def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dic
         "serviceAccountName": names.AGENT_ACCOUNT,
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "priorityClassName": "system-node-critical",
         "terminationGracePeriodSeconds": 30,
         "nodeSelector": selector,
         "tolerations": [{"operator": "Exists"}],

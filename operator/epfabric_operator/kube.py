@@ -141,8 +141,9 @@ class Kube:
         """JSON merge patch."""
         return self._request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
-    def create(self, path: str, body: Object) -> Object:
-        return self._request("POST", path, body=body, content_type=JSON)
+    def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
+        query = {"dryRun": "All"} if dry_run else None
+        return self._request("POST", path, query=query, body=body, content_type=JSON)
 
     def replace(self, path: str, body: Object) -> Object:
         return self._request("PUT", path, body=body, content_type=JSON)

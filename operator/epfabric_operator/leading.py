@@ -86,7 +86,13 @@ class Leading:
         events = EventWriter(kube, config.identity)
         nodes = NodeCache(Kube(self._api), lambda: worklist.add(EVERYTHING))
         observer = Observer(kube, config.nodes_namespace, policies, nodes)
-        wanted = PlanConfig(config.agent_image, config.nodes_namespace, config.agent_port, policies)
+        wanted = PlanConfig(
+            config.agent_image,
+            config.nodes_namespace,
+            config.agent_port,
+            policies,
+            config.agent_priority_class,
+        )
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
         places = Places(config.namespace, config.nodes_namespace)
         signer = Signer(kube, places, events, self._metrics)

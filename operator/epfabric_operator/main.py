@@ -14,6 +14,7 @@ from functools import partial
 from epfabric_crds import names
 
 from epfabric_operator import logs
+from epfabric_operator.chores import command
 from epfabric_operator.config import Config, parse
 from epfabric_operator.election import Election
 from epfabric_operator.fence import fence
@@ -29,7 +30,10 @@ START_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    config = parse(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in command.CHORES:
+        return command.main(words)
+    config = parse(words)
     logs.configure(config.log_format, config.log_level)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

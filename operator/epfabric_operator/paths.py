@@ -2,9 +2,9 @@
 
 from epfabric_crds import names
 
-_API = f"/apis/{names.GROUP}/{names.VERSION}"
-FABRICS = f"{_API}/{names.FABRICS}"
-EPNODES = f"{_API}/{names.NODES}"
+API = f"/apis/{names.GROUP}/{names.VERSION}"
+FABRICS = f"{API}/{names.FABRICS}"
+EPNODES = f"{API}/{names.NODES}"
 NODES = "/api/v1/nodes"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
@@ -51,3 +51,11 @@ def leases(namespace: str) -> str:
 
 def events(namespace: str) -> str:
     return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+
+
+def pod(namespace: str, name: str) -> str:
+    return f"{pods(namespace)}/{name}"
+
+
+def deployment(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"

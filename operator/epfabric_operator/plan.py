@@ -17,7 +17,7 @@ from epfabric_crds import EPFabric, EPFabricNode, EPFabricNodeSpec, Settings, na
 
 from epfabric_operator import paths
 from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
-from epfabric_operator.daemonset import daemonsets, template_of
+from epfabric_operator.daemonset import PRIORITY_CLASS, daemonsets, template_of
 from epfabric_operator.update import Update, cordon_of, decide
 from epfabric_operator.world import NodeMeta, Ref, World
 
@@ -30,6 +30,7 @@ class PlanConfig:
     namespace: str
     agent_port: int
     policies: str | None  # version in which the API server has MutatingAdmissionPolicyBindings
+    agent_priority_class: str = PRIORITY_CLASS
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def plan(name: str, world: World, config: PlanConfig, now: datetime.datetime) ->
 
 def templates(fabric: EPFabric, config: PlanConfig) -> dict[str, str]:
     """The template that the pods of each of its DaemonSets should have, by the DaemonSet's path."""
-    made = daemonsets(fabric, config.agent_image, config.agent_port, config.namespace)
+    made = _daemonsets(fabric, config)
     base = paths.daemonsets(config.namespace)
     return {f"{base}/{body['metadata']['name']}": template_of(body) for body in made}
 
@@ -105,10 +106,15 @@ def metadata(fabric: EPFabric, name: str, namespace: str | None = None) -> dict[
     return out
 
 
+def _daemonsets(fabric: EPFabric, config: PlanConfig) -> list[dict[str, Any]]:
+    image, port = config.agent_image, config.agent_port
+    return daemonsets(fabric, image, port, config.namespace, config.agent_priority_class)
+
+
 def _objects(fabric: EPFabric, assignment: Assignment, config: PlanConfig) -> tuple[Apply, ...]:
     out = [_binding(fabric, config.policies)] if config.policies else []
     namespace = config.namespace
-    for body in daemonsets(fabric, config.agent_image, config.agent_port, namespace):
+    for body in _daemonsets(fabric, config):
         body["metadata"] = metadata(fabric, body["metadata"]["name"], namespace)
         out.append(Apply(f"{paths.daemonsets(namespace)}/{body['metadata']['name']}", body))
     return tuple(out)

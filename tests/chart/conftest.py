@@ -31,6 +31,7 @@ OTHER = "chart-other"
 FABRIC = "chart-moe"
 # Nobody runs pods here, and a pod on a node that somebody left would never end.
 WITHOUT_PODS: Object = {
+    "hooks": {"enabled": False},
     "operator": {"replicas": 0},
     "csi": {"nodeSelector": {"epfabric.io/no-such-node": "true"}},
 }
@@ -102,6 +103,7 @@ def installed(admin: As, before: Object) -> Iterator[As]:
         admin.create(namespace(SYSTEM))
     admin.run("label", "namespace", SYSTEM, RESTRICTED, "--overwrite")
     try:
+        helm.apply_definitions(admin.cluster.kubeconfig)
         helm.install(admin.cluster.kubeconfig, RELEASE, SYSTEM, WITHOUT_PODS)
         admin.create(fabric(FABRIC, TEAM_A))
         admin.create(binding(FABRIC, TEAM_A))

@@ -8,18 +8,12 @@ import pytest
 from chart.conftest import dry
 from chart.objects import NODES, SYSTEM, As, Object, Refused
 from chart.test_install import rendered
+from chart.variants import VARIANTS, objects, render_all
 from epfabric_crds import EPFabric
 from epfabric_operator.daemonset import daemonsets
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "several": {
-        "operator": {"replicas": 2, "telemetryEndpoint": "http://collector:4318"},
-        "imagePullSecrets": ["pull"],
-        "kubeletRootDir": "/data/kubelet",
-        "agent": {"port": 0},
-    },
-}
+# Its priority classes are the administrator's to make.
+FOREIGN = "classes and namespace of one's own"
 POOLS = [
     {"name": "a", "nodeSelector": {"pool": "a"}},
     {
@@ -66,9 +60,17 @@ def strict(installed: As) -> As:
     return installed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_pod_of_the_chart_is_admitted_where_it_runs(strict: As, variant: str) -> None:
-    made = pods(rendered(VARIANTS[variant]))
+@pytest.fixture(scope="module")
+def variants() -> dict[str, list[Object]]:
+    """With hooks and tests."""
+    return {name: pods(objects(files)) for name, files in render_all().items()}
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {FOREIGN}))
+def test_every_pod_of_the_chart_is_admitted_where_it_runs(
+    strict: As, variants: dict[str, list[Object]], variant: str
+) -> None:
+    made = variants[variant]
     assert {pod["metadata"]["namespace"] for pod in made} == {SYSTEM, NODES}
     for pod in made:
         # The account of a hook may come and go; admission of the pod is what is asked.

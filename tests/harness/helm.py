@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.process import HarnessError
 
 TESTS = Path(__file__).resolve().parents[1]
-CHART = TESTS.parent / "charts" / "epfabric"
+PROJECT = TESTS.parent
+CHART = PROJECT / "charts" / "epfabric"
 ACTION_SECONDS = 120
 
 
@@ -46,14 +47,46 @@ def upgrade(
     )
 
 
+def rollback(kubeconfig: Path, release: str, namespace: str, revision: int) -> dict[str, Any]:
+    return call(
+        "rollback",
+        kubeconfig=str(kubeconfig),
+        release=release,
+        namespace=namespace,
+        revision=revision,
+    )
+
+
+def check(kubeconfig: Path, release: str, namespace: str) -> None:
+    """`helm test`. HarnessError where it failed; its pod's log is the kubelet's to give."""
+    call("test", kubeconfig=str(kubeconfig), release=release, namespace=namespace)
+
+
 def uninstall(kubeconfig: Path, release: str, namespace: str) -> dict[str, Any]:
     return call("uninstall", kubeconfig=str(kubeconfig), release=release, namespace=namespace)
+
+
+def apply_definitions(kubeconfig: Path) -> None:
+    """For a chart whose hooks are off: where no kubelet runs, Jobs would never end."""
+    command = [str(PROJECT / ".venv/bin/epfabric-operator"), "crds", "apply"]
+    done = subprocess.run(
+        [*command, f"--kubeconfig={kubeconfig}"], capture_output=True, text=True, timeout=90
+    )
+    if done.returncode != 0:
+        raise HarnessError(f"crds apply: {done.stderr.strip()[-3000:]}")
 
 
 def template(values: Mapping[str, Any], namespace: str, chart: Path = CHART) -> str:
     """The rendered manifests as one YAML stream, without a cluster."""
     answer = call("template", values=dict(values), namespace=namespace, chart=str(chart))
     return str(answer["manifest"])
+
+
+def rendered(variants: Sequence[Mapping[str, Any]], namespace: str) -> list[dict[str, str]]:
+    """For each set of values every template's text by its path, hooks and tests among them."""
+    wanted = [dict(values) for values in variants]
+    answer = call("render", variants=wanted, namespace=namespace, chart=str(CHART))
+    return list(answer["rendered"])
 
 
 def lint(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, Any]:
@@ -80,15 +113,25 @@ def act(request: dict[str, Any]) -> dict[str, Any]:
     import helm_python
 
     action = request["action"]
+    if action == "render":
+        place = {"name": "epfabric", "namespace": request["namespace"]}
+        with helm_python.Chart.load(request["chart"]) as chart:
+            return {"rendered": [chart.render(v, **place) for v in request["variants"]]}
     if action in {"template", "lint"}:
         return render_or_lint(helm_python, request)
     with helm_python.Config(
         kubeconfig_path=request["kubeconfig"], namespace=request["namespace"]
     ) as config:
         name = request["release"]
+        bounded: dict[str, Any] = {"timeout": ACTION_SECONDS, "wait": "hookOnly"}
         if action == "uninstall":
-            return dict(config.uninstall(name, timeout=ACTION_SECONDS))
-        arguments = {"namespace": request["namespace"], "timeout": ACTION_SECONDS}
+            return dict(config.uninstall(name, **bounded))
+        if action == "rollback":
+            config.rollback(name, version=request["revision"], **bounded)
+            return {}
+        if action == "test":
+            return dict(config.test(name, timeout=ACTION_SECONDS))
+        arguments = {"namespace": request["namespace"], **bounded}
         if action == "install":
             arguments["create_namespace"] = True
         method = getattr(config, action)

@@ -18,6 +18,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 RENEW_S = 5.0
 REPORT_S = 20.0
 LEASE_S = 40
+ALLOCATABLE = {"cpu": "16", "memory": "64Gi", "ephemeral-storage": "64Gi", "pods": "110"}
 START_S = 30.0
 NOT_READY = "node.kubernetes.io/not-ready"
 
@@ -37,7 +38,7 @@ class Nodes:
             raise ValueError(f"count must be 1 to 250, not {count}")
         self.addresses = {f"{prefix}-{i}": f"127.0.1.{i + 1}" for i in range(count)}
         self._labels = dict(labels or {})
-        self._resources = {"cpu": "16", "memory": "64Gi", "pods": "110", **(allocatable or {})}
+        self._resources = {**ALLOCATABLE, **(allocatable or {})}
         self._api = Api(kubeconfig)
         self._since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._silent: set[str] = set()

@@ -7,6 +7,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* Of an account: the pods that the operator makes get them from there too. */ -}}
+{{- define "epfabric.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "epfabric.operatorUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:epfabric-operator
 {{- end }}

@@ -1,0 +1,1 @@
+"""What the chart's hooks run in the operator's image: definitions, removal, `helm test`."""
