@@ -85,6 +85,16 @@ class Kube:
                 return None
             raise
 
+    def text(self, path: str, query: Mapping[str, str]) -> str:
+        """What is no JSON, such as a pod's log."""
+        response = self._send("GET", path, query, "*/*", None, None, self._most_s)
+        try:
+            return response.data.decode(errors="replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise ApiError(0, "Disconnected", f"GET {path} broke: {error}") from error
+        finally:
+            response.release_conn()
+
     def pages(
         self,
         path: str,
