@@ -124,7 +124,9 @@ def _kubelets(reader: _Reader, epnodes: tuple[EPFabricNode, ...]) -> dict[str, O
     for node in epnodes[:MOST_KUBELETS]:
         name = node.metadata.name
         config = reader.get(f"kubelet of {name}", f"{paths.node(name)}/proxy/configz")
-        if config is None:  # one is enough to know
+        if config is None:  # of one that may not be asked, none may
+            if not any(one.startswith(f"kubelet of {name}: ") for one in reader.unseen):
+                reader.unseen.append(f"kubelet of {name}: there is no such node")
             return found
         found[name] = config.get("kubeletconfig", {})
     return found
