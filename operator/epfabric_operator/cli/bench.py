@@ -80,7 +80,7 @@ def _image(cluster: Cluster) -> str:
 def job(name: str, options: argparse.Namespace, image: str) -> dict[str, Any]:
     """Indexed, so that each pod knows its rank; its pods need no privilege."""
     labels = {LABEL: name}
-    command = [PYTHON, PROGRAM, f"--iterations={max(1, options.iterations)}", f"--result={RESULT}"]
+    command = [PYTHON, PROGRAM, f"--iterations={options.iterations}", f"--result={RESULT}"]
     container = {
         "name": "rank",
         "image": image,
@@ -125,7 +125,7 @@ def job(name: str, options: argparse.Namespace, image: str) -> dict[str, Any]:
             "completions": options.ranks,
             "parallelism": options.ranks,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": max(1, options.timeout_s),
+            "activeDeadlineSeconds": options.timeout_s,
             "template": template,
         },
     }

@@ -15,7 +15,6 @@ from epfabric_operator import paths
 from epfabric_operator.cli.fault import FAILED, NO_CLUSTER, NO_RIGHT, NOT_FOUND, Fault
 from epfabric_operator.kube import ApiError, Kube
 
-TIMEOUT_S = 30.0
 GROUPS = f"/apis/{names.API_VERSION}/{names.GROUPS}"
 _FORBIDDEN = re.compile(
     r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"( in the namespace "([^"]+)")?'
@@ -24,7 +23,7 @@ Object = dict[str, Any]
 T = TypeVar("T", EPFabric, EPFabricNode, EPGroup)
 
 
-def connect(kubeconfig: str | None, context: str | None, most_s: float = TIMEOUT_S) -> Cluster:
+def connect(kubeconfig: str | None, context: str | None, most_s: float) -> Cluster:
     """By the kubeconfig that kubectl would take. Raises Fault."""
     settings = client.Configuration()
     load: Any = config.load_kube_config

@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.namespace is None:
         options.namespace = cluster.namespace_of(options.kubeconfig, options.context)
-    return command(cluster.connect(options.kubeconfig, options.context), options)
+    made = cluster.connect(options.kubeconfig, options.context, options.request_timeout_s)
+    return command(made, options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,6 +103,13 @@ def _where() -> _Parser:
     made.add_argument("--kubeconfig", metavar="FILE", help="default: KUBECONFIG, ~/.kube/config")
     made.add_argument("--context", help="context of the kubeconfig; default: its current one")
     made.add_argument("-n", "--namespace", help="default: that of the context")
+    made.add_argument(
+        "--request-timeout-s",
+        type=_positive,
+        default=30,
+        metavar="N",
+        help="how long the API server may take for one answer (default 30)",
+    )
     return made
 
 
@@ -139,9 +147,11 @@ def _bench(made: _Parser) -> None:
     made.add_argument("--fabric", required=True, help="the fabric to measure")
     made.add_argument("--ranks", type=_count, default=2, help="pods, one rank each (default 2)")
     made.add_argument("--image", help="client image; default: the one that the chart names")
-    made.add_argument("--iterations", type=_count, default=200, help="of each case (default 200)")
     made.add_argument(
-        "--timeout-s", type=_count, default=300, help="for the whole Job (default 300)"
+        "--iterations", type=_positive, default=200, help="of each case (default 200)"
+    )
+    made.add_argument(
+        "--timeout-s", type=_positive, default=300, help="for the whole Job (default 300)"
     )
     made.add_argument("--keep", action="store_true", help="leave the Job for a look at its pods")
 
@@ -149,8 +159,15 @@ def _bench(made: _Parser) -> None:
 def _top(made: _Parser) -> None:
     made.add_argument("--once", action="store_true", help="print once and end")
     made.add_argument(
-        "--interval-s", type=_count, default=2, help="seconds between two looks (default 2)"
+        "--interval-s", type=_positive, default=2, help="seconds between two looks (default 2)"
     )
+
+
+def _positive(text: str) -> int:
+    value = _count(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 is not enough")
+    return value
 
 
 def _count(text: str) -> int:

@@ -45,7 +45,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> int:
         sys.stdout.flush()
         if options.once:
             return FINE
-        time.sleep(max(1, options.interval_s))
+        time.sleep(options.interval_s)
 
 
 def look(cluster: Cluster) -> Look:
