@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent.two_agents import ROOT, WAIT_S, TwoAgents, two_agents
@@ -16,7 +17,14 @@ CASES = {"barrier", "round trip 64 B", "round trip 7168 B", "stream 256 KiB"}
 def start(agents: TwoAgents, node: str, rank: int, world: int, *options: str) -> Process:
     place = (f"--socket={agents.socket(node)}", f"--rank={rank}", f"--world-size={world}")
     result = agents.folder / f"result-{rank}"
-    command = [sys.executable, PROGRAM, *place, "--iterations=20", f"--result={result}", *options]
+    command: list[str | Path] = [
+        sys.executable,
+        PROGRAM,
+        *place,
+        "--iterations=20",
+        f"--result={result}",
+        *options,
+    ]
     return agents.processes.start(f"bench-{rank}", command)
 
 
