@@ -7,26 +7,31 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from contract.stand import EPFABRIC, NAMESPACE, WAIT_S, Stand, stamp
+from contract.plugin import (
+    BIN,
+    TIME_S,
+    Done,
+    Object,
+    condition,
+    create,
+    made_v1,
+    plugin,
+    status,
+)
+from contract.stand import NAMESPACE, WAIT_S, Stand, stamp
 from epfabric_crds import names
 from epfabric_operator.cli.overview import FABRIC_COLUMNS
 from harness.kubectl import PROGRAM
 from harness.kubelet.api import ApiError
 from harness.process import wait_until
 
-BIN = Path(sys.executable).parent
-TIME_S = 120.0
 SECRET = "pl4ntedS3cretNobodyMaySee"
-Object = dict[str, Any]
-Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
@@ -51,39 +56,6 @@ def fabric(stand: Stand) -> str:
         said = {"phase": phase, "reason": why, "epoch": 1, "barriers": barriers}
         status(stand, f"{where}/{group}", said)
     return name
-
-
-def create(stand: Stand, where: str, kind: str, name: str, spec: Object) -> None:
-    body = {"apiVersion": names.API_VERSION, "kind": kind, "spec": spec}
-    stand.api.post(f"{EPFABRIC}/{where}", {**body, "metadata": {"name": name}})
-
-
-def condition(type_: str, status: str, reason: str, message: str) -> Object:
-    return {
-        "type": type_,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": stamp(),
-    }
-
-
-def status(stand: Stand, where: str, value: Object) -> None:
-    path = where if where.startswith("/") else f"{EPFABRIC}/{where}"
-    stand.api.patch(f"{path}/status", {"status": value}, "application/merge-patch+json")
-
-
-def plugin(*words: str, kubeconfig: Path | str, path: Path = BIN) -> Done:
-    """`kubectl epfabric …`, as a person types it, with the plugin on PATH."""
-    environ = {"PATH": f"{path}:/usr/bin:/bin", "KUBECONFIG": str(kubeconfig), "HOME": "/root"}
-    return subprocess.run(
-        [str(PROGRAM), "epfabric", *words, f"--request-timeout-s={TIME_S // 2:g}"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=TIME_S,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -239,10 +211,6 @@ def planted(stand: Stand, fabric: str) -> Iterator[str]:
     finally:
         kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=text)
         kubectl("delete", "namespace", names.NODES_NAMESPACE, names.NAMESPACE, "--ignore-not-found")
-
-
-def made_v1(kind: str, name: str, **metadata: str) -> Object:
-    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}
 
 
 def test_a_support_bundle_holds_everything_but_the_secrets(
