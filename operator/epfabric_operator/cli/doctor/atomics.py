@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from epfabric_operator.cli.doctor.facts import Facts, Finding, some
 from epfabric_operator.cli.doctor.network import is_efa, nics
 
-TODO = "set spec.atomics: emulated (or auto): then the owner's agent applies every one of them"
+EMULATE = "set spec.atomics: emulated (or auto): then the owner's agent applies every one of them"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -23,7 +23,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 fabric.metadata.name,
                 f"atomics is hardware, but these nodes' NICs add nothing: {some(without)}",
                 "such a NIC compares and swaps at most: additions of others are overwritten",
-                TODO,
+                EMULATE,
             )
         striped = [n.metadata.name for n in nodes if len(nics(n)) > 1]
         if striped and fabric.spec.high_throughput.nics_per_gpu > 1:
@@ -33,5 +33,5 @@ def check(facts: Facts) -> Iterator[Finding]:
                 fabric.metadata.name,
                 f"atomics is hardware while writes use several NICs a GPU on {some(striped)}",
                 "one NIC's atomic is not atomic against another's: updates get lost",
-                TODO,
+                EMULATE,
             )
