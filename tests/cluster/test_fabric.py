@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from epfabric_crds import names
 from harness.cluster import Cluster
-from harness.demo import ranks, refusals, site
+from harness.demo import as_processes, ranks, refusals, site
 from harness.demo.checks import Work
 from harness.demo.show import Show
 from harness.demo.site import FABRIC, Site
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def running(cluster: Cluster, prometheus: Prometheus) -> Iterator[Site]:
     """The chart installed, nodes that run pods, no fabric."""
-    with site.furnished(cluster, prometheus, Show(0)) as furnished:
+    with as_processes.furnished(cluster, prometheus, Show(0)) as furnished:
         yield furnished
 
 

@@ -17,7 +17,7 @@ import yaml
 from epfabric_crds import names
 from harness.audit import Write
 from harness.cluster import Cluster
-from harness.demo import ranks, site
+from harness.demo import as_processes, ranks
 from harness.demo.checks import Work, check_results, result_of
 from harness.demo.show import Show
 from harness.demo.site import EXAMPLES, Site
@@ -52,7 +52,7 @@ class Rollout:
     def kill_operator(self) -> None:
         selector = "app.kubernetes.io/name=epfabric-operator"
         for pod in self.site.pods(names.NAMESPACE, selector):
-            for pid in self.site.kubelet.pids(names.NAMESPACE, pod["metadata"]["name"]):
+            for pid in self.site.pids(pod):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -108,7 +108,7 @@ class Rollout:
     def hurry(self) -> None:
         """Ranks pause no more between rounds."""
         for pod in self.site.pods(ranks.NAMESPACE, ranks.SELECTOR):
-            for pid in self.site.kubelet.pids(ranks.NAMESPACE, pod["metadata"]["name"]):
+            for pid in self.site.pids(pod):
                 if b"moe_rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGUSR1)
 
@@ -139,7 +139,7 @@ def on(nodes: tuple[str, ...]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rollout(cluster: Cluster, prometheus: Prometheus) -> Iterator[Rollout]:
-    with site.furnished(cluster, prometheus, Show(0)) as furnished:
+    with as_processes.furnished(cluster, prometheus, Show(0)) as furnished:
         made = Rollout(furnished)
         made.configure(EPFABRIC_RESYNC_SECONDS="1", EPFABRIC_LEASE_SECONDS="3")
         for name, nodes in FABRICS.items():
@@ -181,9 +181,7 @@ def test_a_running_group_keeps_its_agents_and_the_others_get_new_ones(rollout: R
     rollout.hurry()
     rollout.eventually(lambda: ranks.finished(rollout.site), "the exchange to end")
     logs = {
-        pod["metadata"]["name"]: rollout.site.kubelet.logs(
-            ranks.NAMESPACE, pod["metadata"]["name"], ranks.CONTAINER
-        )
+        pod["metadata"]["name"]: rollout.site.logs(pod)
         for pod in rollout.site.pods(ranks.NAMESPACE, ranks.SELECTOR)
     }
     check_results([result_of(text, name) for name, text in logs.items()], WORK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 
 import pytest
+from harness import cgroups
+from harness.node.wires import Plan
 
 TESTS = Path(__file__).resolve().parents[1]
 RUN_SECONDS = 500.0
@@ -119,6 +122,10 @@ def assert_clean(run: Run, kept: set[str]) -> None:
     assert run.left() == []
     assert {path.name for path in run.folder.iterdir()} == kept
     assert str(run.folder) not in Path("/proc/self/mountinfo").read_text()
+    if site := re.search(r"https://10\.(\d+)\.255\.1:443, kubeconfig \S*/([^/]+)/admin", run.text):
+        groups = [top / site[2] for top in cgroups.hierarchies()]
+        link = Path("/sys/class/net", Plan(int(site[1])).link)
+        assert [path for path in [*groups, link] if path.exists()] == []
 
 
 def test_the_demo_ends_with_its_tables_and_leaves_nothing(tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_the_demo_ends_with_its_tables_and_leaves_nothing(tmp_path: Path) -> Non
     ("moment", "number", "code"),
     [
         ("are up", signal.SIGINT, 130),
-        ("admission added", signal.SIGINT, 130),
+        ("a shell on node-0", signal.SIGINT, 130),
         ("admission added", signal.SIGKILL, -9),
     ],
 )

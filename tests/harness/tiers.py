@@ -90,27 +90,32 @@ def run_all(tiers: list[Tier]) -> list[str]:
     """Runs two groups of tiers; returns those, by their tiers, in which something failed."""
     plain = [tier for tier in tiers if not tier.needs_builds]
     clustered = [tier for tier in tiers if tier.needs_builds]
-    builds = start_builds() if clustered else None
+    builds = start_builds() if clustered else []
     failed = []
     try:
         if plain and pytest(plain) != 0:
             failed.append(", ".join(tier.name for tier in plain))
-        if builds is not None:
+        if builds:
             say("waiting for the programs that the next tiers need (their progress is above)")
-            if builds.wait() != 0:
+            if any(build.wait() != 0 for build in builds):
                 say("these could not be built: see above; their tiers are failed")
                 return [*failed, ", ".join(tier.name for tier in clustered)]
         if clustered and pytest(clustered) != 0:
             failed.append(", ".join(tier.name for tier in clustered))
     finally:
-        if builds is not None and builds.poll() is None:
-            builds.terminate()
-            builds.wait(30)
+        for build in builds:
+            if build.poll() is None:
+                build.terminate()
+                build.wait(30)
     return failed
 
 
-def start_builds() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "harness.build", "all"], cwd=ROOT)
+def start_builds() -> list[subprocess.Popen[bytes]]:
+    """The Go programs, and beside them the images."""
+    return [
+        subprocess.Popen([sys.executable, "-m", *module], cwd=ROOT)
+        for module in (["harness.build", "all"], ["harness.images"])
+    ]
 
 
 def pytest(tiers: list[Tier]) -> int:

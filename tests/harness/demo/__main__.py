@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.demo import builds, checks, ranks, refusals, site, without_kubernetes
+from harness.demo import as_pods, builds, checks, ranks, refusals, site, without_kubernetes
 from harness.demo.checks import Work, Wrong
 from harness.demo.show import Show, table
 from harness.demo.tables import Telemetry, barrier_table, plain_table
@@ -53,7 +53,7 @@ def run(processes: Processes, small: bool) -> None:
     build = builds.start(processes)
     without_kubernetes.exchange(processes, show, few)
     builds.wait(build, show)
-    with site.furnished(*site.started(processes, show), show) as running:
+    with as_pods.furnished(as_pods.started(processes, show)) as running:
         site.apply_fabric(running)
         refusals.show(running)
         ranks.create(running, work)
@@ -106,7 +106,8 @@ def group_of(results: list[dict[str, object]]) -> str:
 def keep_logs(folder: Path) -> None:
     """Copies the logs out of the folder that is about to be removed."""
     shutil.rmtree(KEPT, ignore_errors=True)
-    for log in folder.rglob("*.log"):
+    found = [*folder.glob("logs/*.log"), *folder.glob("*/disk/var-log/pods/*/*/*.log")]
+    for log in found:
         target = KEPT / log.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, target)

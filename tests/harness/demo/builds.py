@@ -1,4 +1,4 @@
-"""Builds the programs of the control plane in the background, for the demo."""
+"""Builds the programs of cluster and nodes, and the images, in the background; for the demo."""
 
 from __future__ import annotations
 
@@ -11,34 +11,41 @@ from harness.demo.show import Show
 from harness.process import HarnessError, Process, Processes
 
 TESTS = Path(__file__).resolve().parents[2]
-SETS = ("controlplane", "prometheus")
+SETS = ("controlplane", "kubelet", "containerd", "cni", "prometheus")
 LONGEST_SECONDS = 60 * 60.0
 
 
-def start(processes: Processes) -> Process:
+def start(processes: Processes) -> list[Process]:
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    return processes.start(
-        "build", [sys.executable, "-m", "harness.build", *SETS], env=environment, cwd=TESTS
-    )
+    commands = {"programs": ["harness.build", *SETS], "images": ["harness.images"]}
+    return [
+        processes.start(
+            f"build-{name}", [sys.executable, "-m", *command], env=environment, cwd=TESTS
+        )
+        for name, command in commands.items()
+    ]
 
 
-def wait(build: Process, show: Show) -> None:
-    """Shows what the build says until it ends."""
-    show.step("wait for the programs of the control plane and for Prometheus")
-    shown = 0
+def wait(builds: list[Process], show: Show) -> None:
+    """Shows what the builds say until all have ended."""
+    show.step("wait for the programs of cluster and nodes, and for the images")
+    shown = dict.fromkeys(builds, 0)
     deadline = time.monotonic() + LONGEST_SECONDS
-    while True:
-        ended = build.ended.is_set()
-        lines = build.log.read_text().splitlines() if build.log.exists() else []
-        for line in lines[shown:]:
-            if line.startswith("[build]"):
-                show.note(f"{show.elapsed()}  {line.removeprefix('[build] ')}")
-        shown = len(lines)
-        if ended:
-            break
+    running = list(builds)
+    while running:
+        ended = [build for build in running if build.ended.is_set()]
+        for build in running:
+            lines = build.log.read_text().splitlines() if build.log.exists() else []
+            for line in lines[shown[build] :]:
+                if line.startswith("[build]"):
+                    show.note(f"{show.elapsed()}  {line.removeprefix('[build] ')}")
+            shown[build] = len(lines)
+        for build in ended:
+            running.remove(build)
+            if build.code != 0:
+                raise HarnessError(f"{build.name} failed\n{build.tail()}")
         if time.monotonic() > deadline:
-            raise HarnessError(f"not built within {LONGEST_SECONDS / 60:.0f} min\n{build.tail()}")
+            left = "\n".join(build.tail() for build in running)
+            raise HarnessError(f"not built within {LONGEST_SECONDS / 60:.0f} min\n{left}")
         time.sleep(0.5)
-    if build.code != 0:
-        raise HarnessError(f"the programs could not be built\n{build.tail()}")
     show.note("all are there")

@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import yaml
+from harness import images
 from harness.demo import checks, memory
 from harness.demo.checks import Work, Wrong
 from harness.demo.site import EXAMPLES, Site
 from harness.demo.wires import Sampler
 
 NAMESPACE = JOB = "moe"
-CONTAINER = "rank"
 SELECTOR = "app=moe"
 PODS_SECONDS = 60.0
 RUN_SECONDS = 300.0
@@ -28,6 +28,7 @@ def create(site: Site, work: Work) -> None:
         if manifest["kind"] == "Job":
             container = manifest["spec"]["template"]["spec"]["containers"][0]
             container["command"] += work.arguments()
+            container["image"] = images.reference("client")
         site.show.note(site.kubectl("apply", "-f", "-", stdin=json.dumps(manifest)))
     deadline = time.monotonic() + PODS_SECONDS
     while len(pods := site.pods(NAMESPACE, SELECTOR)) < work.world_size:
@@ -59,7 +60,7 @@ def exchange(site: Site, work: Work) -> tuple[list[dict[str, Any]], dict[tuple[s
     site.show.step("exchange tokens and run barriers")
     seen: dict[str, memory.Mapped] = {}
     agents: dict[str, memory.Mapped] = {}
-    with Sampler(site.agents) as sampler:
+    with Sampler(site.agents, site.networks) as sampler:
         deadline = time.monotonic() + RUN_SECONDS
         while not finished(site):
             if time.monotonic() > deadline:
@@ -69,7 +70,7 @@ def exchange(site: Site, work: Work) -> tuple[list[dict[str, Any]], dict[tuple[s
     results = []
     for pod in site.pods(NAMESPACE, SELECTOR):
         name = pod["metadata"]["name"]
-        results.append(checks.result_of(site.kubelet.logs(NAMESPACE, name, CONTAINER), name))
+        results.append(checks.result_of(site.logs(pod), name))
     results.sort(key=lambda result: int(result["rank"]))
     checks.check_results(results, work)
     site.show.note(pace(results, work))
@@ -103,7 +104,7 @@ def look_at_memory(
     """Keeps the fullest view of each rank, and of the agents together with it."""
     for pod in site.pods(NAMESPACE, SELECTOR):
         name = pod["metadata"]["name"]
-        for pid in site.kubelet.pids(NAMESPACE, name):
+        for pid in site.pids(pod):
             with contextlib.suppress(OSError):
                 view = memory.mapped(f"pod {name}", pod["spec"]["nodeName"], pid)
                 if len(view.memory) >= len(seen.get(name, view).memory):
@@ -130,7 +131,7 @@ def logs(site: Site) -> str:
     for pod in site.pods(NAMESPACE, SELECTOR):
         name = pod["metadata"]["name"]
         parts.append(f"--- {name} ({pod['status'].get('phase')})")
-        parts.append(site.kubelet.logs(NAMESPACE, name, CONTAINER)[-1500:])
+        parts.append(site.logs(pod)[-1500:])
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,12 @@ import yaml
 from epfabric_crds import names
 from harness import helm
 from harness.cluster import Cluster
-from harness.controlplane import free_ports
 from harness.demo.checks import Wrong
 from harness.demo.show import Show
-from harness.kubelet.kubelet import Kubelet
-from harness.nodes import Nodes
-from harness.process import HarnessError, Processes
+from harness.process import HarnessError
 from harness.prometheus import Prometheus
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-NODES = 4
 FABRIC = "moe"
 RELEASE = "epfabric"
 LABEL = "epfabric.io/demo"
@@ -31,17 +27,20 @@ OURS = (names.NAMESPACE, names.NODES_NAMESPACE)
 READY_SECONDS = 100
 GONE_SECONDS = 90.0
 LEASES = "lease.coordination.k8s.io/" + names.agent_lease("")
-IMAGES = {name: [name] for name in ("epfabric-operator", "epfabric-agent")}
+
+Pod = dict[str, Any]  # as the API server has it
 
 
 @dataclass(frozen=True)
 class Site:
-    """What the steps of the demo work on."""
+    """What the steps of the demo work on; made by as_pods.py, for fast tests by as_processes.py."""
 
     cluster: Cluster
     prometheus: Prometheus
-    kubelet: Kubelet
     show: Show
+    pids: Callable[[Pod], list[int]]  # the processes of a pod, as this machine numbers them
+    logs: Callable[[Pod], str]  # what its one container has said
+    networks: Sequence[Sequence[str]] = ((),)  # what begins a command in each network of agents
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
         return self.cluster.kubectl(*args, stdin=stdin)
@@ -55,61 +54,29 @@ class Site:
         return {
             pid: pod["spec"]["nodeName"]
             for pod in self.pods(names.NODES_NAMESPACE, f"{names.FABRIC_LABEL}={FABRIC}")
-            for pid in self.kubelet.pids(names.NODES_NAMESPACE, pod["metadata"]["name"])
+            for pid in self.pids(pod)
         }
 
-    def pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self.get("pods", "-n", namespace, "-l", selector)["items"]
+    def pods(self, namespace: str, selector: str) -> list[Pod]:
+        items: list[Pod] = self.get("pods", "-n", namespace, "-l", selector)["items"]
         return items
 
 
-def started(processes: Processes, show: Show) -> tuple[Cluster, Prometheus]:
-    show.step("start a control plane and Prometheus")
-    cluster, prometheus = Cluster(processes), Prometheus(processes)
-    cluster.start()
-    prometheus.start()
-    show.note(f"API server {cluster.url}, kubeconfig {cluster.kubeconfig}")
-    show.note(f"Prometheus {prometheus.url}")
-    return cluster, prometheus
-
-
 @contextmanager
-def run_nodes(cluster: Cluster) -> Iterator[Kubelet]:
-    """Nodes that are kept ready, and what runs their pods."""
-    nodes = Nodes(cluster.kubeconfig, NODES, labels={LABEL: "true"})
-    kubelet = Kubelet(cluster.kubeconfig, cluster.folder / "nodes", nodes.addresses, IMAGES)
-    nodes.start()
+def furnished(site: Site, values: Mapping[str, Any]) -> Iterator[Site]:
+    """The site with the chart installed; at the end the chart is gone again."""
     try:
-        kubelet.start()
-        try:
-            yield kubelet
-        finally:
-            kubelet.stop()
-    finally:
-        nodes.stop()
-    nodes.delete()
+        install(site, values)
+        yield site
+        uninstall(site)
+    except (HarnessError, Wrong):
+        site.show.note(what_pods_do(site))
+        raise
 
 
-@contextmanager
-def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[Site]:
-    """The cluster with nodes that run pods and the chart installed; at the end both are gone."""
-    show.step(f"make {NODES} nodes and install the chart")
-    with run_nodes(cluster) as kubelet:
-        site = Site(cluster, prometheus, kubelet, show)
-        try:
-            install(site)
-            yield site
-            uninstall(site)
-        except (HarnessError, Wrong):
-            show.note(what_pods_do(site))
-            raise
-
-
-def install(site: Site) -> None:
-    # Pods share this machine's network: take ports that nobody has.
-    ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
+def install(site: Site, values: Mapping[str, Any]) -> None:
     make_namespace(site.cluster)
-    helm.install(site.cluster.kubeconfig, RELEASE, names.NAMESPACE, ports)
+    helm.install(site.cluster.kubeconfig, RELEASE, names.NAMESPACE, values)
     rollout = ("rollout", "status", f"--timeout={READY_SECONDS}s", "-n")
     site.kubectl(*rollout, names.NAMESPACE, "deployment/epfabric-operator")
     site.kubectl(*rollout, names.NODES_NAMESPACE, "daemonset/epfabric-csi")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from harness.process import HarnessError
@@ -50,10 +50,17 @@ class Sampler:
     """Keeps the highest count of every connection between agents while it runs.
 
     agents: asked at each look, pid → node, since an agent may be restarted.
+    networks: what begins a command in each network that agents are in; by default this one.
     """
 
-    def __init__(self, agents: Callable[[], Mapping[int, str]], interval_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        agents: Callable[[], Mapping[int, str]],
+        networks: Sequence[Sequence[str]] = ((),),
+        interval_s: float = 0.25,
+    ) -> None:
         self.agents = agents
+        self.networks = networks
         self.interval_s = interval_s
         self.seen: dict[tuple[str, str, str], int] = {}
         self._end = threading.Event()
@@ -77,10 +84,13 @@ class Sampler:
         return by_pair(dict(self.seen))
 
     def look(self) -> None:
-        text = subprocess.run(
-            ["ss", "-tinpOH"], capture_output=True, text=True, check=False, timeout=30
-        ).stdout
-        for connection, size in tcp_bytes(text, self.agents()).items():
+        shown = [
+            subprocess.run(
+                [*enter, "ss", "-tinpOH"], capture_output=True, text=True, check=False, timeout=30
+            ).stdout
+            for enter in self.networks
+        ]
+        for connection, size in tcp_bytes("".join(shown), self.agents()).items():
             self.seen[connection] = max(size, self.seen.get(connection, 0))
 
     def _run(self) -> None:

@@ -70,9 +70,12 @@ class Node:
         """What outlives a reboot."""
         return self.folder / "disk"
 
-    def start(self, kubeconfig: Mapping[str, object]) -> None:
-        """Boots; returns when the kubelet runs. containerd has the images of the disk."""
+    def introduce(self, kubeconfig: Mapping[str, object]) -> None:
+        """Tells the kubelet its API server, before the first start."""
         self._write("kubeconfig", yaml.safe_dump(dict(kubeconfig)))
+
+    def start(self) -> None:
+        """Boots; returns when the kubelet runs. containerd has the images of the disk."""
         self.boot()
         self.start_containerd()
         self.start_kubelet()
@@ -167,6 +170,10 @@ class Node:
         return subprocess.run(
             [*self.enter(), *argv], capture_output=True, text=True, timeout=IMPORT_S, check=False
         )
+
+    def is_running(self, pid: int) -> bool:
+        """Whether a process that `pids` gave is still there."""
+        return any(pid in pids for pids in cgroups.pids(self.cgroup).values())
 
     def pids(self, pod_uid: str) -> list[int]:
         """The pod's processes, as this machine numbers them, without the sandbox's."""

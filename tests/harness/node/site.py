@@ -81,4 +81,5 @@ class Site:
     def _start(self, node: Node) -> None:
         plane = self.cluster.control_plane
         certificate = plane.certificate.read_bytes()
-        node.start(settings.kubeconfig(plane.url, certificate, plane.node_tokens[node.name]))
+        node.introduce(settings.kubeconfig(plane.url, certificate, plane.node_tokens[node.name]))
+        node.start()
