@@ -12,6 +12,12 @@ NAMESPACE = "epfabric-system"  # of the operator; Pod Security `restricted`
 NODES_NAMESPACE = "epfabric-nodes"  # of agents and CSI driver; Pod Security `privileged`
 
 FABRIC_LABEL = "epfabric.io/fabric"
+# What a node's agent found, as labels of the Node; the operator writes them.
+TRANSPORT_LABEL = "epfabric.io/transport"
+RAILS_LABEL = "epfabric.io/rails"
+NIC_LABEL = "epfabric.io/nic"
+GPUS_LABEL = "epfabric.io/gpus"
+FACT_LABELS = (TRANSPORT_LABEL, RAILS_LABEL, NIC_LABEL, GPUS_LABEL)
 FABRIC_ANNOTATION = "epfabric.io/fabric"
 GROUP_ANNOTATION = "epfabric.io/group"
 # On a Node, by an administrator, with the reason as its value: no new sessions. Never taken away.

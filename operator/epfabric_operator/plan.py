@@ -18,6 +18,7 @@ from epfabric_crds import EPFabric, EPFabricNode, EPFabricNodeSpec, Settings, na
 from epfabric_operator import paths
 from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
 from epfabric_operator.daemonset import PRIORITY_CLASS, daemonsets, template_of
+from epfabric_operator.facts import fact_labels
 from epfabric_operator.update import Update, cordon_of, decide
 from epfabric_operator.world import NodeMeta, Ref, World
 
@@ -69,7 +70,7 @@ def plan(name: str, world: World, config: PlanConfig, now: datetime.datetime) ->
         assignment=assignment,
         update=update,
         delete=(*stale, *gone),
-        relabel=_relabels(name, fabric, assignment),
+        relabel=_relabels(name, fabric, assignment, world),
         apply=(*objects, *nodes),
     )
 
@@ -175,14 +176,15 @@ def _equal(before: EPFabricNode, spec: EPFabricNodeSpec, fabric: EPFabric) -> bo
     return before.spec == spec and fabric.metadata.uid in owners and label == spec.fabric
 
 
-def _relabels(name: str, fabric: EPFabric | None, assignment: Assignment) -> tuple[Relabel, ...]:
-    out = [
-        Relabel(n, _changed(n, {names.FABRIC_LABEL: None, POOL_LABEL: None}))
-        for n in assignment.release
-    ]
+def _relabels(
+    name: str, fabric: EPFabric | None, assignment: Assignment, world: World
+) -> tuple[Relabel, ...]:
+    nothing = {names.FABRIC_LABEL: None, POOL_LABEL: None, **fact_labels(None)}
+    out = [Relabel(n, _changed(n, nothing)) for n in assignment.release]
     for node in assignment.mine if fabric else ():
         assert fabric is not None
-        changed = _changed(node, {names.FABRIC_LABEL: name, POOL_LABEL: pool_of(fabric, node)})
+        mine = {names.FABRIC_LABEL: name, POOL_LABEL: pool_of(fabric, node)}
+        changed = _changed(node, {**mine, **fact_labels(world.epnodes.get(node.name))})
         if changed:
             out.append(Relabel(node, changed))
     return tuple(out)
