@@ -26,6 +26,7 @@ CORDON_ANNOTATION = "epfabric.io/cordon"
 TEMPLATE_LABEL = "epfabric.io/template"
 SIGNER = "epfabric.io/agent"
 CSI_DRIVER = "csi.epfabric.io"
+DRA_DRIVER = "slots.epfabric.io"
 
 OPERATOR_ACCOUNT = "epfabric-operator"
 AGENT_ACCOUNT = "epfabric-agent"

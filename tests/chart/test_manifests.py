@@ -26,19 +26,23 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "mounts reach the node, and so the pods, only from a privileged container"
     ),
     ("epfabric-csi", "container-security-context-user-group-id"): "mounting needs root",
+    ("epfabric-slots", "container-security-context-user-group-id"): (
+        "the kubelet's folders are root's"
+    ),
+    ("epfabric-slots", "pod-networkpolicy"): "no policy covers a pod in the host's network",
     **{
         (name, "container-resources"): (
             "a CPU limit throttles by quota when a burst comes; the request is what counts, and"
             " memory, which cannot be taken back, has its limit"
         )
-        for name in ("epfabric-csi", "epfabric-operator", *HOOKS)
+        for name in ("epfabric-csi", "epfabric-slots", "epfabric-operator", *HOOKS)
     },
     **{
         (name, "container-image-pull-policy"): (
             "a tag or digest names one image for ever; with Always a registry that is away would"
             " keep pods from starting on nodes that have it"
         )
-        for name in ("epfabric-csi", "epfabric-operator", *HOOKS)
+        for name in ("epfabric-csi", "epfabric-slots", "epfabric-operator", *HOOKS)
     },
     **{
         (name, "pod-networkpolicy"): (

@@ -21,7 +21,8 @@ TEMPLATES = {
 }
 # The parts of these are Kubernetes' own.
 WHOLE = {
-    *("operator.resources", "csi.resources", "operator.nodeSelector", "csi.nodeSelector"),
+    *("operator.resources", "csi.resources", "slots.resources"),
+    *("operator.nodeSelector", "csi.nodeSelector"),
     *("dashboards.grafana.labels", "dashboards.perses.labels", "alerts.labels"),
 }
 CHANCE = r"\b(rand\w*|now|date\w*|ago|uuidv4|gen(CA|PrivateKey|SelfSigned)\w*|htpasswd|lookup)\b"

@@ -45,7 +45,11 @@ VARIANTS: dict[str, Object] = {
         "crds": {"keep": False},
         "uninstall": {"force": True, "timeoutSeconds": 600},
     },
-    "older cluster": {"injection": {"policyVersion": "v1beta1"}},
+    "older cluster": {
+        "injection": {"policyVersion": "v1beta1"},
+        "slots": {"mode": "device-plugin"},
+    },
+    "slots by DRA": {"slots": {"mode": "dra"}},
 }
 
 

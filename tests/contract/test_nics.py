@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from contract.conftest import rendered
-from contract.stand import NAMESPACE, Stand
+from contract.stand import NODES_NAMESPACE, Stand
 from epfabric_agent.csi.records import boot_id
 from epfabric_agent.nic.journal import Journal
 from epfabric_crds import names
@@ -110,7 +110,7 @@ def node(stand: Stand, operator: Process, tmp_path: Path) -> Iterator[Node]:
             *(AGENT, f"--node={fabric}", f"--fabric={fabric}", "--port=0"),
             *(f"--address={stand.addresses[fabric]}", f"--state-dir={tmp_path}"),
             f"--kubeconfig={stand.token_kubeconfig(tmp_path, fabric)}",
-            f"--namespace={NAMESPACE}",
+            f"--namespace={NODES_NAMESPACE}",
         ],
         env={k: v for k, v in os.environ.items() if not k.startswith("OTEL_")},
     )

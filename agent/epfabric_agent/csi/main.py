@@ -8,8 +8,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,18 +15,14 @@ import grpc
 
 from epfabric_agent.csi import apiserver, permission, records, volumes
 from epfabric_agent.csi.request import DRIVER, Publication
-from epfabric_agent.csi.service import (
-    IdentityService,
-    NodeService,
-    RegistrationService,
-    Settings,
-)
-from epfabric_agent.proto import csi_pb2_grpc, registration_pb2_grpc
+from epfabric_agent.csi.service import IdentityService, NodeService, Settings
+from epfabric_agent.kubelet_plugin import Plugin, listen, register
+from epfabric_agent.proto import csi_pb2_grpc
 
 log = logging.getLogger("epfabric-csi")
 
 UNIX = "unix://"
-THREADS = 16
+SUPPORTED_VERSIONS = ("1.0.0",)
 SOCKET_WAIT_S = 2.0
 API_TIMEOUT_S = 3.0
 STOP_S = 10.0
@@ -139,15 +133,8 @@ def serve(settings: Settings, endpoint: Path, registration: Path | None) -> int:
 
     servers = [listen(endpoint, lambda server: add_driver(server, settings))]
     if registration is not None:
-        service = RegistrationService(endpoint, end_refused)
-        servers.append(
-            listen(
-                registration,
-                lambda server: registration_pb2_grpc.add_RegistrationServicer_to_server(
-                    service, server
-                ),
-            )
-        )
+        plugin = Plugin("CSIPlugin", DRIVER, endpoint, SUPPORTED_VERSIONS)
+        servers.append(register(registration, plugin, end_refused))
     log.info("serving %s on %s", DRIVER, endpoint)
     stop.wait()
     if registration is not None:
@@ -160,21 +147,6 @@ def serve(settings: Settings, endpoint: Path, registration: Path | None) -> int:
 def add_driver(server: grpc.Server, settings: Settings) -> None:
     csi_pb2_grpc.add_IdentityServicer_to_server(IdentityService(version("epfabric-agent")), server)
     csi_pb2_grpc.add_NodeServicer_to_server(NodeService(settings), server)
-
-
-def listen(path: Path, add_services: Callable[[grpc.Server], None]) -> grpc.Server:
-    """A server on a unix socket that only root can connect to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    server = grpc.server(ThreadPoolExecutor(THREADS, thread_name_prefix="csi"))
-    add_services(server)
-    mask = os.umask(0o177)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    finally:
-        os.umask(mask)
-    server.start()
-    return server
 
 
 if __name__ == "__main__":

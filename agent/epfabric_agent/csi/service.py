@@ -1,4 +1,4 @@
-"""The gRPC services of the CSI driver: Identity, Node, and the kubelet's Registration; for main.
+"""The gRPC services of the CSI driver: Identity and Node; for main.
 
 Requests of one volume exclude each other: the later one is told to come back (ABORTED).
 """
@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 
 import grpc
@@ -27,11 +26,9 @@ from epfabric_agent.csi.request import (
     checked_volume_id,
     publication,
 )
-from epfabric_agent.proto import csi_pb2, csi_pb2_grpc, registration_pb2, registration_pb2_grpc
+from epfabric_agent.proto import csi_pb2, csi_pb2_grpc
 
 log = logging.getLogger("epfabric-csi")
-
-SUPPORTED_VERSIONS = ("1.0.0",)
 
 
 @dataclass(frozen=True)
@@ -159,34 +156,6 @@ class NodeService(csi_pb2_grpc.NodeServicer):
                 refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
             except (MountError, OSError) as error:
                 refuse(context, grpc.StatusCode.INTERNAL, str(error))
-
-
-class RegistrationService(registration_pb2_grpc.RegistrationServicer):
-    """Answers the kubelet that found the registration socket; `refused` ends the program."""
-
-    def __init__(self, endpoint: Path, refused: Callable[[], None]) -> None:
-        self._endpoint = endpoint
-        self._refused = refused
-
-    def GetInfo(
-        self, request: registration_pb2.InfoRequest, context: grpc.ServicerContext
-    ) -> registration_pb2.PluginInfo:
-        return registration_pb2.PluginInfo(
-            type="CSIPlugin",
-            name=DRIVER,
-            endpoint=str(self._endpoint),
-            supported_versions=SUPPORTED_VERSIONS,
-        )
-
-    def NotifyRegistrationStatus(
-        self, request: registration_pb2.RegistrationStatus, context: grpc.ServicerContext
-    ) -> registration_pb2.RegistrationStatusResponse:
-        if request.plugin_registered:
-            log.info("the kubelet has registered %s", DRIVER)
-        else:
-            log.error("the kubelet refused %s: %s", DRIVER, request.error)
-            self._refused()
-        return registration_pb2.RegistrationStatusResponse()
 
 
 def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -93,6 +93,14 @@ class Api:
     def create(self, path: str, body: Object) -> Object:
         return self._json("POST", path, body=body, kind="application/json")
 
+    def delete(self, path: str) -> None:
+        """It may be gone already."""
+        try:
+            self._json("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
     def merge(self, path: str, body: Object) -> Object:
         return self._json("PATCH", path, body=body, kind="application/merge-patch+json")
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
-from epfabric_agent.csi.service import RegistrationService
+from epfabric_agent.csi.request import DRIVER
+from epfabric_agent.kubelet_plugin import Plugin, RegistrationService
 from epfabric_agent.proto import registration_pb2_grpc
 from harness import csi_client
 
@@ -22,7 +23,10 @@ def registering(folder: Path) -> Iterator[Path]:
     folder.mkdir()
     server = grpc.server(ThreadPoolExecutor(2))
     registration_pb2_grpc.add_RegistrationServicer_to_server(
-        RegistrationService(folder / "csi.sock", lambda: None), server
+        RegistrationService(
+            Plugin("CSIPlugin", DRIVER, folder / "csi.sock", ("1.0.0",)), lambda: None
+        ),
+        server,
     )
     server.add_insecure_port(f"unix:{folder}/reg.sock")
     server.start()

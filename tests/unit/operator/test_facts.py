@@ -1,4 +1,4 @@
-"""Labels that tell what a node has: what is said, what is taken away, and none for ever changing."""
+"""Labels that tell what a node has: what is said, what is taken away, and no write without news."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epfabric_crds import names
 from epfabric_operator.facts import fact_labels
 from epfabric_operator.plan import plan
 from epfabric_operator.world import World
-from unit.operator.builders import CONFIG, epnode, fabric, node
+from unit.operator.builders import CONFIG, NOW, epnode, fabric, node
 
 VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
@@ -50,11 +50,11 @@ def test_labels_follow_the_agent_and_go_with_the_fabric() -> None:
         nodes={"a": node("a", **labels)},
         epnodes={"a": epnode("a", **status(nic("e0", 0)))},
     )
-    (change,) = plan("moe", world, CONFIG).relabel
+    (change,) = plan("moe", world, CONFIG, NOW).relabel
     assert change.labels[names.RAILS_LABEL] == "1"
     assert set(change.labels) <= set(names.FACT_LABELS)
     left = World(nodes={"a": node("a", **labels)})
-    (change,) = plan("moe", left, CONFIG).relabel
+    (change,) = plan("moe", left, CONFIG, NOW).relabel
     assert change.labels == {names.FABRIC_LABEL: None, names.RAILS_LABEL: None}
 
 
@@ -66,4 +66,4 @@ def test_a_node_that_says_nothing_new_is_not_written() -> None:
         nodes={"a": node("a", of="moe", pool="moe", **labels)},
         epnodes={"a": epnode("a", **said)},
     )
-    assert plan("moe", world, CONFIG).relabel == ()
+    assert plan("moe", world, CONFIG, NOW).relabel == ()
