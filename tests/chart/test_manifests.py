@@ -13,8 +13,9 @@ from chart.objects import As, Object
 from chart.variants import VARIANTS, objects, render_all
 from harness.build import KUBERNETES, programs
 
-# Kinds that no plain cluster serves, with where they come from.
+# Kinds that the test cluster does not serve, with where they come from.
 UNKNOWN = {
+    "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy": "Kubernetes 1.34 and 1.35",
     "security.openshift.io/v1/SecurityContextConstraints": "OpenShift's own API",
     "monitoring.coreos.com/v1/PrometheusRule": "the Prometheus operator's own API",
 }

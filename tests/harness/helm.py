@@ -17,7 +17,7 @@ from harness.process import HarnessError
 TESTS = Path(__file__).resolve().parents[1]
 PROJECT = TESTS.parent
 CHART = PROJECT / "charts" / "epfabric"
-ACTION_SECONDS = 120
+ACTION_SECONDS = 240
 
 
 def install(

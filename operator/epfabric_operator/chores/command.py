@@ -15,7 +15,7 @@ from epfabric_crds import names
 from epfabric_operator import logs
 from epfabric_operator.chores import definitions, leaving, selfcheck
 from epfabric_operator.chores.leaving import Leave
-from epfabric_operator.chores.outcome import Refused, Unfinished
+from epfabric_operator.chores.outcome import Refused, Unfinished, persist
 from epfabric_operator.kube import ApiError, Kube, load_client
 
 CHORES = ("crds", "uninstall", "check")
@@ -98,21 +98,22 @@ def main(arguments: Sequence[str]) -> int:
         print(yaml.safe_dump_all(definitions.shipped(), sort_keys=False), end="")
         return DONE
     try:
-        return do(given, Kube(load_client(given.kubeconfig, given.chore)))
+        kube = Kube(load_client(given.kubeconfig, given.chore))
+        return persist(lambda left_s: do(given, kube, left_s), given.timeout_seconds)
     except (Refused, Unfinished) as error:
         return told(str(error), FAILED)
     except ApiError as error:
         return told(str(error), NO_ACCESS)
 
 
-def do(given: argparse.Namespace, kube: Kube) -> int:
+def do(given: argparse.Namespace, kube: Kube, left_s: float) -> int:
     if given.chore == "crds":
-        definitions.apply(kube, given.timeout_seconds)
+        definitions.apply(kube, left_s)
     elif given.chore == "uninstall":
         leave = Leave(
             given.namespace,
             given.nodes_namespace,
-            given.timeout_seconds,
+            left_s,
             given.release,
             given.revision,
             given.force,
@@ -120,9 +121,7 @@ def do(given: argparse.Namespace, kube: Kube) -> int:
             given.delete_nodes_namespace,
         )
         (leaving.prepare if given.step == "prepare" else leaving.finish)(kube, leave)
-    elif failed := selfcheck.run(
-        kube, given.namespace, given.nodes_namespace, given.timeout_seconds
-    ):
+    elif failed := selfcheck.run(kube, given.namespace, given.nodes_namespace, left_s):
         return told("failed: " + "; ".join(failed), FAILED)
     print("done", flush=True)
     return DONE

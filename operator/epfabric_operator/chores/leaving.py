@@ -54,8 +54,8 @@ def refusal(users: list[str], leave: Leave) -> str:
     listed = "\n".join(f"  {user}" for user in users[:SHOWN])
     more = f"\n  and {count - SHOWN} more" if count > SHOWN else ""
     return (
-        f"{count} pod{'s' if count > 1 else ''} still use a fabric, and could not end without the"
-        f" CSI driver:\n{listed}{more}\n"
+        f"{count} {'pods still use' if count > 1 else 'pod still uses'} a fabric, and could not end"
+        f" without the CSI driver:\n{listed}{more}\n"
         "Nothing was removed. End their jobs and uninstall again; or let the uninstallation delete"
         " these pods:\n"
         f"  helm rollback {leave.release} {leave.revision} -n {leave.namespace}\n"

@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from epfabric_operator.kube import ApiError
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 SHOWN = 10
+PASSING = frozenset({0, 429, 500, 502, 503, 504})
 
 
 class Refused(Exception):
@@ -29,6 +34,23 @@ def wait(left: Callable[[], Sequence[str]], timeout_s: float, what: str) -> None
         if time.monotonic() > end:
             raise Unfinished(f"{what}: not done after {timeout_s:.0f} s: {shown(now)}")
         time.sleep(0.5)
+
+
+def persist(chore: Callable[[float], T], timeout_s: float) -> T:
+    """Run it, again from the start while the API server is away or busy, until the time is over.
+
+    Chores do no harm when they do again what they have done. `chore` gets the seconds left. Raises
+    what it raises; after the time the last ApiError.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return chore(max(1.0, end - time.monotonic()))
+        except ApiError as error:
+            if error.status not in PASSING or time.monotonic() > end:
+                raise
+            log.warning("trying again: %s", error)
+            time.sleep(1)
 
 
 def shown(names: Sequence[str]) -> str:
