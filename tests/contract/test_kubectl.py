@@ -35,7 +35,7 @@ SECRET = "pl4ntedS3cretNobodyMaySee"
 
 
 @pytest.fixture(scope="module")
-def fabric(stand: Stand) -> str:
+def fabric(stand: Stand) -> Iterator[str]:
     """Applied, with two nodes of which one is Ready, and two groups; no operator runs."""
     name = f"{stand.prefix}-cli"
     stand.apply(stand.fabric(name, lowLatency={"packing": 8}))
@@ -55,7 +55,11 @@ def fabric(stand: Stand) -> str:
         barriers = {"count": 500, "p50Seconds": 12e-6, "p99Seconds": 34e-6, "slowestRank": 3}
         said = {"phase": phase, "reason": why, "epoch": 1, "barriers": barriers}
         status(stand, f"{where}/{group}", said)
-    return name
+    yield name
+    # No operator of another test may find them.
+    for kind, names_of in (("epf", [name]), ("epfn", [f"{name}-a", f"{name}-b"])):
+        stand.cluster.kubectl("delete", kind, *names_of, "--ignore-not-found")
+    stand.cluster.kubectl("delete", "epg", "fine", "broken", "-n", NAMESPACE)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> int:
         output.show_json({"bench": "fabric", "machine": machine, "results": rows})
     elif rows:
         sys.stdout.write(output.table([_rounded(row) for row in rows], COLUMNS))
-    if len(ranks) < options.ranks or not all(row["verified"] for row in rows):
+    if not right(ranks, options.ranks):
         raise Fault(FAILED, why(pods, ranks, options.ranks))
     return FINE
 
@@ -189,6 +189,13 @@ def summary(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def right(ranks: Sequence[Mapping[str, Any]], wanted: int) -> bool:
+    """Whether every rank told of results, all of them verified."""
+    return len(ranks) == wanted and all(
+        rank["results"] and all(one["verified"] for one in rank["results"]) for rank in ranks
+    )
 
 
 def why(pods: Sequence[Object], ranks: Sequence[Mapping[str, Any]], wanted: int) -> str:

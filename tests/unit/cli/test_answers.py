@@ -101,6 +101,14 @@ def test_a_benchmark_is_the_median_of_ranks_and_the_worst_tail() -> None:
     assert row["verified"] is False
 
 
+def test_a_benchmark_is_right_only_if_every_rank_told_of_right_results() -> None:
+    fine, wrong = rank(0, 1, 1), rank(1, 1, 1, verified=False)
+    failed: dict[str, Any] = {"error": "did not join", "results": []}
+    assert bench.right([fine, fine], 2)
+    for ranks in ([fine], [fine, wrong], [fine, failed], [failed, failed]):
+        assert not bench.right(ranks, 2)
+
+
 def test_a_benchmark_that_fails_says_why() -> None:
     scheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     pod = {"status": {"conditions": [scheduled]}}
