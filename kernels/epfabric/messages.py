@@ -147,7 +147,8 @@ class Hello(Message):
     """First request of a session: who this process claims to be inside its group."""
 
     TYPE: ClassVar[str] = "hello"
-    abi: int = _integer(0, 1 << 16)
+    abi: int = _integer(0, 1 << 16)  # the newest version that the library speaks
+    oldest: int = _integer(0, 1 << 16)
     rank: int = _integer(0, MAX_WORLD - 1)
     world_size: int = _integer(1, MAX_WORLD)
     gpu: str | None = _gpu()
@@ -283,11 +284,23 @@ def decode_request(packet: bytes) -> Request:
     kind = body.pop("type", None)
     if not isinstance(kind, str) or kind not in _REQUESTS:
         raise MessageError(f"type is {kind!r}; requests are {', '.join(sorted(_REQUESTS))}")
-    theirs = body.get("abi")
-    # Before all else: another version may have other fields.
-    if kind == Hello.TYPE and type(theirs) is int and theirs not in SPOKEN:
-        raise OtherVersion(misfit(Span(theirs, theirs), SPOKEN)[:MAX_TEXT])
+    if kind == Hello.TYPE:
+        _fit(body)
     return _build(_REQUESTS[kind], body)
+
+
+def _fit(hello: dict[str, Any]) -> None:
+    """Before all else: another version may have other fields. Those of a newer one are dropped."""
+    newest = hello.get("abi")
+    oldest = hello.setdefault("oldest", newest)
+    if type(newest) is not int or type(oldest) is not int:
+        return
+    if not Span(oldest, newest).meets(SPOKEN):
+        raise OtherVersion(misfit(Span(oldest, newest), SPOKEN)[:MAX_TEXT])
+    if newest > SPOKEN.newest:
+        known = {f.name for f in dataclasses.fields(Hello)}
+        for name in set(hello) - known:
+            del hello[name]
 
 
 def decode_reply(packet: bytes) -> Reply:

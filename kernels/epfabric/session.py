@@ -15,7 +15,7 @@ from epfabric import messages, wire
 from epfabric.errors import GroupFailed, SessionError, Timeout
 from epfabric.failure import Failure, wait_until
 from epfabric.identity import rank_and_world
-from epfabric.limits import ABI_VERSION
+from epfabric.limits import ABI_OLDEST, ABI_VERSION
 from epfabric.region import Region, make_memfd
 from epfabric.ring import Ring
 from epfabric.watch import Watch
@@ -287,7 +287,12 @@ def connect(
     deadline = time.monotonic() + timeout_s
     try:
         hello = messages.Hello(
-            abi=ABI_VERSION, rank=rank, world_size=world_size, gpu=gpu, pid=os.getpid()
+            abi=ABI_VERSION,
+            oldest=ABI_OLDEST,
+            rank=rank,
+            world_size=world_size,
+            gpu=gpu,
+            pid=os.getpid(),
         )
     except messages.MessageError as error:
         raise SessionError(str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from epfabric_crds import names
@@ -11,6 +11,7 @@ from epfabric_operator import paths
 from epfabric_operator.kube import METADATA_LIST, Kube
 from epfabric_operator.world import AgentPod, Agents
 
+CONTAINER = "agent"
 MOST_RESTARTS = 3
 # Why a container waits, where waiting alone does not help.
 STUCK = frozenset(
@@ -58,6 +59,8 @@ def agent_pod(item: Mapping[str, Any], path: str, wanted: set[str]) -> AgentPod:
         outdated=template not in wanted,
         going=bool(meta.get("deletionTimestamp")),
         trouble=_trouble(status),
+        restless=_restarts(status) >= MOST_RESTARTS,
+        created=meta.get("creationTimestamp") or "",
     )
 
 
@@ -73,20 +76,24 @@ def _meant_for(spec: Mapping[str, Any]) -> str:
 
 
 def _trouble(status: Mapping[str, Any]) -> str:
-    for container in _containers(status):
+    """Why the agent does not run now; empty while it runs, however often it was started."""
+    containers = [*(status.get("containerStatuses") or ())]
+    for container in containers:
+        if container.get("name") == CONTAINER and "running" in (container.get("state") or {}):
+            return ""
+    for container in [*(status.get("initContainerStatuses") or ()), *containers]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in STUCK:
             text = f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
             return text[:200]
-        restarts = container.get("restartCount", 0)
-        if restarts >= MOST_RESTARTS:
-            return f"its container has ended {restarts} times"
+    if _restarts(status) >= MOST_RESTARTS:
+        return f"its container has ended {_restarts(status)} times"
     return ""
 
 
-def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+def _restarts(status: Mapping[str, Any]) -> int:
+    found = status.get("containerStatuses") or ()
+    return sum(c.get("restartCount", 0) for c in found if c.get("name") == CONTAINER)
 
 
 def _settled(daemonset: Mapping[str, Any] | None, template: str) -> bool:

@@ -63,6 +63,7 @@ class Loop:
             self._fabrics(fabrics, stop)
 
     def _fabrics(self, works: list[Work], stop: threading.Event) -> None:
+        begin = self._clock()
         try:
             world = self._reconciler.observe()
         except ApiError as error:
@@ -82,6 +83,8 @@ class Loop:
         for work in sorted(works):
             if not stop.is_set():
                 self._try(work, partial(self._reconciler.reconcile, work.name, world))
+        seconds = self._clock() - begin
+        log.debug("looked at %d fabrics, %d nodes in %.2f s", len(works), len(world.nodes), seconds)
 
     def _again(self, works: list[Work]) -> None:
         for work in works:

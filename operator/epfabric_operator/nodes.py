@@ -14,6 +14,8 @@ from epfabric_operator.watching import MetadataWatch
 from epfabric_operator.worklist import EVERYTHING, Work, Worklist
 from epfabric_operator.world import NodeMeta
 
+SETTLE_S = 1.0  # each look reads all of them
+
 
 class NodeCache:
     """`changed` is called from the watching thread when a name, uid, label or cordon changed."""
@@ -62,7 +64,7 @@ def epnode_watch(kube: Kube, worklist: Worklist) -> MetadataWatch:
 
     def seen(_: str, item: Object) -> None:
         if fabric := (item["metadata"].get("labels") or {}).get(FABRIC_LABEL):
-            worklist.add(Work("fabric", fabric))
+            worklist.add(Work("fabric", fabric), after_s=SETTLE_S)
 
     return MetadataWatch(kube, paths.EPNODES, listed, seen)
 

@@ -19,7 +19,7 @@ from epfabric_operator import paths
 from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
 from epfabric_operator.daemonset import PRIORITY_CLASS, daemonsets, template_of
 from epfabric_operator.facts import fact_labels
-from epfabric_operator.update import Update, cordon_of, decide
+from epfabric_operator.update import Update, cordon_of, decide, pools_wait, running
 from epfabric_operator.world import NodeMeta, Ref, World
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -65,6 +65,10 @@ def plan(name: str, world: World, config: PlanConfig, now: datetime.datetime) ->
     objects = _objects(fabric, assignment, config) if fabric else ()
     keep = {apply.path for apply in objects}
     stale = tuple(ref for ref in world.owned.get(name, ()) if ref.path not in keep)
+    if (held := _held(stale, assignment, world, config)) and fabric:
+        # The agents of a DaemonSet go with it, and with them the groups that they serve.
+        stale = tuple(ref for ref in stale if ref not in held)
+        update = pools_wait(update, running(assignment.mine, world))
     nodes, gone = _epnodes(name, fabric, assignment, update, world)
     return Plan(
         assignment=assignment,
@@ -176,6 +180,15 @@ def _equal(before: EPFabricNode, spec: EPFabricNodeSpec, fabric: EPFabric) -> bo
     return before.spec == spec and fabric.metadata.uid in owners and label == spec.fabric
 
 
+def _held(
+    stale: tuple[Ref, ...], assignment: Assignment, world: World, config: PlanConfig
+) -> tuple[Ref, ...]:
+    """DaemonSets that spec.agent.pools has no more, while groups run on the fabric's nodes."""
+    base = paths.daemonsets(config.namespace)
+    found = tuple(ref for ref in stale if ref.path.startswith(base))
+    return found if found and running(assignment.mine, world) else ()
+
+
 def _relabels(
     name: str, fabric: EPFabric | None, assignment: Assignment, world: World
 ) -> tuple[Relabel, ...]:
@@ -184,6 +197,8 @@ def _relabels(
     for node in assignment.mine if fabric else ():
         assert fabric is not None
         mine = {names.FABRIC_LABEL: name, POOL_LABEL: pool_of(fabric, node)}
+        if POOL_LABEL in node.labels and running((node,), world):
+            del mine[POOL_LABEL]  # another pool's DaemonSet would take the agent away
         changed = _changed(node, {**mine, **fact_labels(world.epnodes.get(node.name))})
         if changed:
             out.append(Relabel(node, changed))

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epfabric_crds import EPFabric, EPFabricNode
 from epfabric_crds.meta import find
-from epfabric_crds.names import CORDON_ANNOTATION
+from epfabric_crds.names import CORDON_ANNOTATION, LEASE_SECONDS
 
 from epfabric_operator.assignment import pool_of
 from epfabric_operator.conditions import Verdict, list_of, node_verdict
@@ -44,7 +44,7 @@ class Seat:
     node: str
     pod: AgentPod
     epnode: EPFabricNode | None
-    up: bool
+    silent: bool  # its agent has spoken, and does so no more: what it last said may be old
     since: str  # RFC 3339, for nodes that wait for a group
 
     @property
@@ -53,7 +53,7 @@ class Seat:
         if self.pod.trouble or self.epnode is None or not says(self.epnode, self.pod):
             return ()
         status = self.epnode.status
-        return status.groups or (("sessions without a name",) if status.sessions else ())
+        return status.groups or ((f"sessions of node {self.node}",) if status.sessions else ())
 
     @property
     def ours(self) -> bool:
@@ -61,8 +61,8 @@ class Seat:
 
     @property
     def acknowledged(self) -> bool:
-        """The agent knows of a cordon, or is in no state to know anything."""
-        if not self.up or self.epnode is None:
+        """The agent knows of a cordon and serves nobody, or has never said a word."""
+        if self.epnode is None or not says(self.epnode, self.pod):
             return True
         seen = self.epnode.status.observed_generation or 0
         return bool(self.epnode.spec.cordon) and seen >= (self.epnode.metadata.generation or 0)
@@ -96,11 +96,13 @@ def decide(
         )
     late = _late(busy, spec.deadline_ms, now)
     waiting = [s for s in busy if s.node not in late]
-    gone = sum(_away(n, placed.get(n), world) for n in ours if n not in world.down)
-    idle = [s for s in seats if s not in busy and s.up and not s.pod.going]
+    there = [n for n in ours if n not in world.down]
+    away = [n for n in there if _away(n, placed.get(n), world)]
+    rest = [s for s in seats if not s.groups and not s.pod.going and s.node not in world.down]
+    broken = [s for s in rest if s.pod.trouble]
+    idle = [s for s in rest if not s.pod.trouble and not s.silent]
     idle.sort(key=lambda s: (not s.ours, s.node))
-    turn = idle[: max(0, spec.max_unavailable - gone)]
-    broken = [s for s in seats if s not in busy and not s.up and not s.pod.going]
+    turn = idle[: max(0, spec.max_unavailable - len(away))]
     ready = [s for s in turn if s.acknowledged]
     overdue = [s for s in busy if s.node in late]
     return Update(
@@ -108,12 +110,43 @@ def decide(
             **{s.node: _waits(s, "GroupRunning", _next(s, spec.deadline)) for s in waiting},
             **{s.node: _waits(s, "DeadlinePassed", "it is replaced now") for s in overdue},
         },
-        cordons={
-            s.node: CORDON for s in (*busy, *turn, *(s for s in seats if s.pod.going or not s.up))
-        },
+        cordons={s.node: CORDON for s in (*busy, *turn, *(s for s in seats if s.pod.going))},
         replace=tuple(s.pod for s in (*broken, *overdue, *ready)) if world.agents.settled else (),
-        summary=_summary(seats, waiting, "GroupRunning" if waiting else "Replacing", ""),
+        summary=_summary(seats, waiting, _reason(seats, waiting), _hold_ups(away, rest)),
     )
+
+
+def _reason(seats: list[Seat], waiting: list[Seat]) -> str:
+    return "Replacing" if len(seats) > len(waiting) else "GroupRunning"
+
+
+def _hold_ups(away: list[str], rest: list[Seat]) -> str:
+    """What else keeps an update from going on, by node."""
+    text = f"; waiting for the new agents of {list_of(away)}" if away else ""
+    if silent := [s.node for s in rest if s.silent and not s.pod.trouble]:
+        text += f"; silent agents wait until they speak or you delete their pods: {list_of(silent)}"
+    return text
+
+
+def running(nodes: Iterable[NodeMeta], world: World) -> tuple[str, ...]:
+    """Groups that the agents of these nodes tell of."""
+    found = [world.epnodes[node.name] for node in nodes if node.name in world.epnodes]
+    named = {group for epnode in found for group in epnode.status.groups}
+    unnamed = {
+        f"sessions of node {e.metadata.name}"
+        for e in found
+        if e.status.sessions and not e.status.groups
+    }
+    return tuple(sorted(named | unnamed))
+
+
+def pools_wait(update: Update, groups: tuple[str, ...]) -> Update:
+    """While DaemonSets of earlier pools are kept, their pods come back as they were."""
+    text = (
+        f"spec.agent.pools has other DaemonSets now; the earlier ones stay until these groups have "
+        f"ended, since their agents go with them: {list_of(groups)}"
+    )
+    return replace(update, replace=(), summary=Verdict("True", "PoolsWait", text))
 
 
 def cordon_of(node: NodeMeta, update: Update) -> str | None:
@@ -127,10 +160,11 @@ def cordon_of(node: NodeMeta, update: Update) -> str | None:
 def _seat(world: World, node: str, pod: AgentPod, now: datetime.datetime) -> Seat:
     epnode = world.epnodes.get(node)
     before = find(epnode.status.conditions, PENDING) if epnode else None
-    up = not pod.trouble and _up(node, pod, world)
+    age = world.lease_ages_s.get(node)
+    silent = epnode is not None and says(epnode, pod) and (age is None or age > LEASE_SECONDS)
     text = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     since = before.last_transition_time if before and before.status == "True" else text
-    return Seat(node, pod, epnode, up, since)
+    return Seat(node, pod, epnode, silent, since)
 
 
 def _up(node: str, pod: AgentPod, world: World) -> bool:
@@ -143,15 +177,26 @@ def _away(node: str, pod: AgentPod | None, world: World) -> bool:
     """Whether this node takes one of `maxUnavailable`: its new agent is not there yet."""
     if pod is None or pod.going:
         return True
-    return not pod.outdated and not _up(node, pod, world)
+    if pod.outdated or _up(node, pod, world):
+        return False
+    epnode = world.epnodes.get(node)
+    before = find(epnode.status.conditions, "Ready") if epnode else None
+    was_ready = before is None or before.status == "True"
+    # A node that was not ready before it got its new agent holds nobody up.
+    return was_ready or before is None or before.last_transition_time >= pod.created
 
 
 def _trouble(placed: Mapping[str, AgentPod], nodes: Iterable[str], world: World) -> str:
     for node in nodes:
         pod = placed.get(node)
-        if pod and pod.trouble and not pod.outdated and not pod.going and node not in world.down:
+        if not pod or pod.outdated or pod.going or node in world.down:
+            continue
+        trouble = pod.trouble
+        if pod.restless and not _up(node, pod, world):
+            trouble = trouble or "its container ends again and again"
+        if trouble:
             return (
-                f"the new agent of node {node} does not start ({pod.trouble}): look at pod "
+                f"the new agent of node {node} does not start ({trouble}): look at pod "
                 f"{pod.name} and its log, then set back what was changed, or repair it"
             )
     return ""
@@ -196,6 +241,6 @@ def _summary(seats: list[Seat], waiting: list[Seat], reason: str, more: str) -> 
         groups = sorted({group for s in waiting for group in s.groups})
         text += f"; {len(waiting)} of them serve groups that run: {list_of(groups)}"
     rest = len(seats) - len(waiting)
-    if rest and not more:
+    if rest and reason == "Replacing":
         text += f"; {rest} are being replaced or wait for their turn"
     return Verdict("True", reason, text + more)

@@ -38,7 +38,9 @@ class AgentPod:
     node: str
     outdated: bool  # made from another template than the one that is wanted now
     going: bool = False  # being deleted
-    trouble: str = ""  # why it does not run, where time alone will not help
+    trouble: str = ""  # why it does not run now, where time alone will not help
+    restless: bool = False  # it was started again and again; that alone says nothing of now
+    created: str = ""  # RFC 3339
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
 
+_log = logging.getLogger(__name__)
 CALL_S = 3.0
 CONNECT_S = 5.0
 CLOSE_S = 1.0
@@ -59,8 +61,9 @@ class PeerClient:
             try:
                 reply = await stub.Locate(request, timeout=CALL_S)
             except grpc.aio.AioRpcError as error:
-                # One of another version is asked to attend, so that its refusal is told.
-                return error.code() is grpc.StatusCode.UNIMPLEMENTED
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # of another version
+                    _log.warning("group %s: %s", group, error.details())
+                return False
             return bool(reply.coordinating)
 
     async def attend(self, agent: Agent, group: str, endpoint: str, epoch: int) -> RemoteLink:

@@ -98,7 +98,7 @@ class Conversation:
                 part, local = self._seated()
                 self._long = asyncio.create_task(self._leave(part, local))
         except messages.OtherVersion as error:
-            self._connection.send(Refusal("abi", str(error)).reply())
+            self._connection.send(self._refuse(Refusal("abi", str(error))))
         except messages.MessageError as error:
             self._connection.send(self._refuse(Refusal(messages.BAD_REQUEST, str(error))))
         except Refusal as refusal:

@@ -179,7 +179,7 @@ def reply(hello: messages.Hello, pod: Pod, services: Services) -> messages.Hello
     fifo, barrier = settings.fifo, settings.barrier
     layout = layout_of(settings.rings, fifo.depth, fifo.signals, hello.world_size)
     return messages.HelloReply(
-        abi=hello.abi,
+        abi=min(hello.abi, limits.ABI_VERSION),
         node=services.node,
         agent_pid=os.getpid(),
         group=pod.group_key,

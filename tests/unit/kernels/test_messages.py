@@ -21,7 +21,7 @@ HELLO_REPLY = messages.HelloReply(
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Hello(abi=1, rank=4095, world_size=4096, gpu="GPU-1", pid=1),
+        messages.Hello(abi=1, oldest=1, rank=4095, world_size=4096, gpu="GPU-1", pid=1),
         messages.Register(kind="memfd", bytes=64 << 30),
         messages.Join(),
         messages.Leave(),
@@ -128,3 +128,26 @@ def test_a_reply_cannot_be_half_a_refusal() -> None:
     ):
         with pytest.raises(MessageError):
             messages.decode_reply(json.dumps(body).encode())
+
+
+def hello_of(abi: int, **more: object) -> bytes:
+    fields = {"rank": 0, "world_size": 2, "gpu": None, "pid": 1}
+    return json.dumps({"type": "hello", "abi": abi, **fields, **more}).encode()
+
+
+def test_a_newer_library_that_speaks_this_version_too_is_understood() -> None:
+    hello = messages.decode_request(hello_of(9, oldest=1, new_field="of version 9"))
+    assert isinstance(hello, messages.Hello)
+    assert (hello.abi, hello.oldest, hello.world_size) == (9, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("abi", "oldest", "text"),
+    [
+        (9, 8, "versions 8 to 9 .* version 1: wait"),
+        (0, 0, "version 0 .* version 1: install a newer"),
+    ],
+)
+def test_a_library_without_a_common_version_is_told_both(abi: int, oldest: int, text: str) -> None:
+    with pytest.raises(messages.OtherVersion, match=text):
+        messages.decode_request(hello_of(abi, oldest=oldest, other={}))

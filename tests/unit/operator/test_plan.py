@@ -197,3 +197,18 @@ def test_the_binding_carries_the_fabrics_namespaces() -> None:
         "matchExpressions": [{"key": "a", "operator": "Exists"}]
     }
     assert binding["spec"]["paramRef"] == {"name": "moe", "parameterNotFoundAction": "Allow"}
+
+
+def test_pools_that_change_do_not_take_agents_from_running_groups() -> None:
+    moe = fabric(agent={"pools": [{"name": "new", "nodeSelector": {}}]})
+    old = Ref("/apis/apps/v1/namespaces/epfabric-system/daemonsets/epfabric-agent-moe.old", "u")
+    there = node("n", pool="moe", of="moe", **{POOL: "old"})
+    for groups, deleted, labels in ((["ns/g"], [], []), ([], [old], [{POOL: "new"}])):
+        told = settled(moe, "n")
+        told = dataclasses.replace(
+            told, status=dataclasses.replace(told.status, groups=tuple(groups))
+        )
+        made = plan("moe", world(moe, there, told, owned={"moe": (old,)}))
+        assert list(made.delete) == deleted
+        assert [dict(change.labels) for change in made.relabel] == labels
+        assert (made.update.summary.reason == "PoolsWait") is bool(groups)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from epfabric_crds import EPFabric, EPFabricNode
+from epfabric_operator.agentpods import agent_pod
 from epfabric_operator.assignment import assign
 from epfabric_operator.update import CORDON, PENDING, Update, cordon_of, decide
 from epfabric_operator.world import AgentPod, Agents, World
@@ -174,6 +175,61 @@ def test_what_is_set_back_replaces_the_crashing_agents_at_once_and_no_other() ->
     assert gone(decided(moe, there)) == ["a", "b"]
 
 
+def test_an_old_agent_that_was_started_often_in_its_life_keeps_its_group() -> None:
+    moe = fabric()
+    running = {"running": {"startedAt": OLD}}
+    for state, trouble in ((running, False), ({"terminated": {"exitCode": 1}}, True)):
+        made = agent_pod(
+            {
+                "metadata": {"name": "a", "uid": "pod-a", "labels": {}},
+                "spec": {"nodeName": "a"},
+                "status": {
+                    "containerStatuses": [
+                        {"name": "sidecar", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
+                        {"name": "agent", "restartCount": 9, "state": state},
+                    ]
+                },
+            },
+            "/pods/a",
+            {"new"},
+        )
+        assert made.outdated
+        assert bool(made.trouble) is trouble
+        update = decided(moe, seen(moe, epn("a", "ns/g", cordon=CORDON), made))
+        assert gone(update) == (["a"] if trouble else [])
+
+
+def test_a_new_agent_that_was_started_often_long_ago_stops_nothing() -> None:
+    moe = fabric()
+    restless = pod("a", outdated=False, restless=True)
+    well = decided(moe, seen(moe, epn("a"), epn("b", cordon=CORDON), restless, pod("b")))
+    assert (well.stopped, gone(well)) == ("", ["b"])
+    ill = decided(moe, seen(moe, epn("a", says="pod-of-before"), restless, pod("b")))
+    assert "again and again" in ill.stopped
+
+
+def test_after_an_outage_of_the_api_server_nobody_is_taken_for_idle() -> None:
+    """All Leases are old then, and statuses are from before: groups may have begun since."""
+    moe = fabric(update={"maxUnavailable": 9})
+    ages = dict.fromkeys("abc", 500.0)
+    told = [epn(n, cordon=CORDON) for n in "abc"]
+    update = decided(moe, seen(moe, *told, *map(pod, "abc"), ages=ages))
+    assert gone(update) == []
+    assert "a, b, c" in update.summary.message
+
+
+def test_a_node_that_was_not_ready_before_holds_nobody_up() -> None:
+    moe = fabric()
+    broken = epnode(
+        "a", agent={"podUid": "pod-a"}, conditions=[condition("Ready", "False")]
+    )  # since OLD
+    for created, turn in (("2026-01-01T01:00:00Z", ["b"]), ("2025-12-31T00:00:00Z", [])):
+        new = pod("a", outdated=False, created=created)
+        update = decided(moe, seen(moe, broken, epn("b", cordon=CORDON), new, pod("b")))
+        assert gone(update) == turn
+    assert "new agents of a" in update.summary.message
+
+
 def test_a_pause_touches_nobody() -> None:
     moe = fabric(update={"paused": True, "deadline": "1m"})
     update = decided(moe, seen(moe, epn("a", "ns/g", since=OLD), epn("b"), pod("a"), pod("b")))
@@ -210,9 +266,12 @@ def test_whatever_happens_no_group_ends_before_its_time_and_every_update_ends() 
             groups[f"ns/g{i}"] = rng.sample(names, rng.randint(1, len(names)))
         for step in range(200):
             here = {n: [g for g, on in groups.items() if n in on] for n in names}
-            things = [epn(n, *here[n], cordon=told.get(n)) for n in names]
-            pods = [pod(n, outdated=n in old) for n in names]
-            update = decided(moe, seen(moe, *things, *pods))
+            # One that is silent shows what it said last, which may be wrong by now.
+            silent = {n for n in names if step < 150 and rng.random() < 0.2}
+            told_of = {n: [] if n in silent else here[n] for n in names}
+            things = [epn(n, *told_of[n], cordon=told.get(n)) for n in names]
+            pods = [pod(n, outdated=n in old, restless=rng.random() < 0.1) for n in names]
+            update = decided(moe, seen(moe, *things, *pods, ages=dict.fromkeys(silent, 99.0)))
             for name in gone(update):
                 assert not here[name], f"seed {seed}, step {step}: {name} ended {here[name]}"
                 old.discard(name)
