@@ -20,6 +20,7 @@ from harness.kubelet.kubelet import Kubelet
 from harness.nodes import Nodes
 from harness.process import HarnessError, wait_until
 
+pytestmark = pytest.mark.timeout(900)  # each action may take its bound
 GONE_S = 60.0
 CRDS = [definitions.definition(kind)["metadata"]["name"] for kind in definitions.FILES]
 IMAGES = {name: [name] for name in ("epfabric-operator", "epfabric-agent")}

@@ -100,7 +100,7 @@ def call(action: str, **arguments: Any) -> dict[str, Any]:
         env={"PYTHONPATH": str(TESTS), "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=ACTION_SECONDS + 30,
+        timeout=2 * ACTION_SECONDS + 30,  # an uninstallation has two hooks
         check=False,
     )
     if done.returncode != 0:
