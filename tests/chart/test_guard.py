@@ -211,7 +211,7 @@ def test_annotations_of_a_made_pod_do_not_change_silently(installed: As, key: st
 def test_no_expression_of_any_policy_has_a_type_error(installed: As) -> None:
     names = installed.run("get", "validatingadmissionpolicies", "-o", "name").split()
     ours = [name for name in names if "epfabric" in name]
-    assert len(ours) == 8
+    assert len(ours) == 11
     for name in ours:
         installed.run("wait", name, "--for=jsonpath={.status.typeChecking}", "--timeout=60s")
         warned = installed.run("get", name, "-o", "jsonpath={.status.typeChecking}")

@@ -6,9 +6,10 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from chart.conftest import TEAM
+from chart.conftest import FABRIC, OTHER, TEAM
 from chart.objects import NODES, SYSTEM, As, Object, Refused, container, node, pod
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -45,14 +46,19 @@ def accounts(installed: As) -> Iterator[Accounts]:
     )
     for name in (A, B):
         installed.delete("epfabricnodes", name)
-        installed.delete("pod", f"agent-{name}", NODES)
+        installed.delete("pod", pod_name(name), NODES)
         installed.delete("node", name)
+
+
+def pod_name(node: str, fabric: str = FABRIC) -> str:
+    """As the DaemonSet's controller chooses it."""
+    return f"epfabric-agent-{fabric}-xxxx{node[-1]}"
 
 
 def agent_pod(name: str) -> Object:
     """Stands for the DaemonSet's pod on the node."""
     return pod(
-        f"agent-{name}",
+        pod_name(name),
         NODES,
         serviceAccountName="epfabric-agent",
         nodeName=name,
@@ -70,9 +76,10 @@ def epfabricnode(name: str) -> Object:
     }
 
 
-def bound(admin: As, name: str) -> As:
-    uid = admin.get("pod", f"agent-{name}", NODES)["metadata"]["uid"]
-    of_pod = ("--bound-object-kind=Pod", f"--bound-object-name=agent-{name}")
+def bound(admin: As, node: str, name: str | None = None) -> As:
+    name = name or pod_name(node)
+    uid = admin.get("pod", name, NODES)["metadata"]["uid"]
+    of_pod = ("--bound-object-kind=Pod", f"--bound-object-name={name}")
     return account(admin, "epfabric-agent", *of_pod, f"--bound-object-uid={uid}")
 
 
@@ -143,12 +150,12 @@ def test_an_agent_renews_its_own_lease_only(installed: As, accounts: Accounts) -
     installed.delete("lease", f"epfabric-agent-{A}", NODES)
 
 
-def group(**spec: int) -> Object:
+def group(**spec: Any) -> Object:
     return {
         "apiVersion": "epfabric.io/v1alpha1",
         "kind": "EPGroup",
         "metadata": {"name": GROUP, "namespace": TEAM},
-        "spec": {"fabric": "chart-moe", "worldSize": 8, **spec},
+        "spec": {"fabric": FABRIC, "worldSize": 8, **spec},
     }
 
 
@@ -184,6 +191,68 @@ def test_a_group_is_written_by_its_coordinator_only(installed: As, accounts: Acc
     with pytest.raises(Refused, match="forbidden"):
         a.delete("epgroups", GROUP, TEAM)
     installed.delete("epgroups", GROUP, TEAM)
+
+
+def test_an_agent_writes_groups_of_its_fabric_where_the_fabric_is_used(accounts: Accounts) -> None:
+    elsewhere = group()
+    elsewhere["metadata"]["namespace"] = OTHER
+    says = f"EPFabric {FABRIC} may not write in the namespace {OTHER}"
+    with pytest.raises(Refused, match=says):
+        accounts.agent_a.apply(elsewhere, "epfabric-agent")
+    for fabric in ("chart", "chart-moe-x", "chart-mo"):
+        with pytest.raises(Refused, match=f"is none of the EPFabric {fabric}"):
+            accounts.agent_a.apply(group(fabric=fabric), "epfabric-agent")
+
+
+@pytest.mark.parametrize("fabric", ["m", "m-xxxxx", "m" * 63])
+def test_an_agents_fabric_is_that_of_its_daemonset(
+    installed: As, accounts: Accounts, fabric: str
+) -> None:
+    """Whatever the length of names, and with a pool or none."""
+    for tail in ("-", ".pool-", ".pool-xxxxx-"):
+        name = f"epfabric-agent-{fabric}{tail}"[:58] + "abcde"
+        installed.create({**agent_pod(A), "metadata": {"name": name, "namespace": NODES}})
+        try:
+            agent = bound(installed, A, name)
+            assert agent.apply(group(fabric=fabric), "epfabric-agent")["kind"] == "EPGroup"
+            installed.delete("epgroups", GROUP, TEAM)
+            with pytest.raises(Refused, match="is none of the EPFabric"):
+                agent.apply(group(fabric=f"{fabric[:40]}-"[:41] + "y"), "epfabric-agent")
+        finally:
+            installed.delete("pod", name, NODES)
+
+
+def event(name: str, where: str = TEAM, **changes: Any) -> Object:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": where},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "type": "Warning",
+        "reason": "Test",
+        "action": "Hello",
+        "reportingController": "epfabric.io/agent",
+        "reportingInstance": A,
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "name": "some", "namespace": where},
+        **changes,
+    }
+
+
+def test_an_agents_events_are_about_pods_of_its_fabrics_namespaces(
+    installed: As, accounts: Accounts
+) -> None:
+    accounts.agent_a.create(event("good"))
+    installed.delete("events.events.k8s.io", "good", TEAM)
+    about_a_service = {"apiVersion": "v1", "kind": "Service", "name": "some", "namespace": TEAM}
+    for change in (
+        {"reportingInstance": B},
+        {"reportingController": "kubelet"},
+        {"regarding": about_a_service},
+    ):
+        with pytest.raises(Refused, match="may only create Events, in its own name"):
+            accounts.agent_a.create(event("bad", **change))
+    with pytest.raises(Refused, match=f"may not write in the namespace {OTHER}"):
+        accounts.agent_a.create(event("elsewhere", OTHER))
 
 
 def certificate_request(name: str, signer: str) -> Object:
@@ -284,7 +353,7 @@ def test_what_no_account_of_ours_may_do(accounts: Accounts) -> None:
         assert not can(accounts.agent_a, "get", "secrets", where)
     unused = [
         (accounts.agent_a, "list", "certificatesigningrequests", ""),
-        (accounts.agent_a, "create", "events.events.k8s.io", TEAM),
+        (accounts.agent_a, "patch", "events.events.k8s.io", TEAM),
         (accounts.agent_a, "list", "epgroups", TEAM),
         (accounts.agent_a, "get", "leases", NODES),
         (accounts.agent_a, "create", "leases", SYSTEM),

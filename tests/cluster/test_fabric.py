@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from cluster.rights import granted, unused
 from epfabric_crds import names
 from harness.cluster import Cluster
 from harness.demo import as_processes, ranks, refusals, site
@@ -168,3 +169,24 @@ def scale(running: Site, replicas: int) -> None:
         await_true(
             lambda: not running.pods(names.NAMESPACE, selector), "the operator's pods are gone"
         )
+
+
+# What a fabric's life in this file does not show to be used, and why it is granted.
+NOT_SEEN = {
+    "epfabric-operator: approve signers.certificates.k8s.io epfabric.io/agent": "a check within "
+    "an approval, no request",
+    "epfabric-operator: sign signers.certificates.k8s.io epfabric.io/agent": "a check within "
+    "a signature, no request",
+    "epfabric-operator: update secrets epfabric-ca": "the authority's rotation",
+    "epfabric-operator: create events.events.k8s.io": "what it refuses",
+    "epfabric-agent: create events.events.k8s.io": "pods that it refuses",
+}
+
+
+def test_every_right_that_is_granted_is_used(running: Site) -> None:
+    """By what the tests above made operator, agents and driver do; see NOT_SEEN for the rest."""
+    cluster = running.cluster
+    with fabric(running), job(running):
+        await_true(lambda: phase_of_group(running) == "Ready", "the group is Ready")
+    left = unused(granted(cluster), cluster.audit.uses())
+    assert {str(right) for right in left} == set(NOT_SEEN)

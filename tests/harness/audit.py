@@ -1,4 +1,4 @@
-"""What service accounts wrote, by the API server's audit log; for tests, as `cluster.audit`."""
+"""What service accounts did, by the API server's audit log; for tests, as `cluster.audit`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epfabric_crds.names import NAMESPACE, NODES_NAMESPACE
+
+READS = ["get", "list", "watch"]
+OURS = [f"system:serviceaccounts:{name}" for name in (NAMESPACE, NODES_NAMESPACE)]
 POLICY: dict[str, Any] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "omitStages": ["RequestReceived"],
     "omitManagedFields": True,
     "rules": [
-        {"level": "None", "verbs": ["get", "list", "watch"]},
+        # Reads of our own accounts, for what they use of their rights; a watch when it begins.
+        {"level": "Metadata", "verbs": READS, "userGroups": OURS},
+        {"level": "None", "verbs": READS},
         {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
         {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
     ],
@@ -35,6 +41,18 @@ class Write:
     code: int
 
 
+@dataclass(frozen=True, order=True)
+class Use:
+    """A right that an account used: the API server let it."""
+
+    user: str
+    group: str  # of the API; empty is the core
+    resource: str
+    verb: str
+    namespace: str
+    name: str
+
+
 class Audit:
     """The log so far; what was answered stands in it."""
 
@@ -47,7 +65,11 @@ class Audit:
 
     def writes(self, since: int = 0) -> list[Write]:
         """In the order in which they were received."""
-        return sorted(map(parse, self._events(since)))
+        return sorted(parse(e) for e in self._events(since) if e["verb"] not in READS)
+
+    def uses(self) -> set[Use]:
+        """What was asked and allowed so far, reads only of our own accounts."""
+        return {used(event) for event in self._events(0) if allowed(event)}
 
     def _events(self, since: int) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as file:
@@ -57,16 +79,38 @@ class Audit:
                     yield json.loads(line)
 
 
+def allowed(event: dict[str, Any]) -> bool:
+    return "objectRef" in event and (event.get("responseStatus") or {}).get("code") not in (
+        401,
+        403,
+    )
+
+
+def used(event: dict[str, Any]) -> Use:
+    about = event["objectRef"]
+    return Use(
+        user=event["user"]["username"],
+        group=about.get("apiGroup", ""),
+        resource=_resource(about),
+        verb=event["verb"],
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+    )
+
+
+def _resource(about: dict[str, Any]) -> str:
+    return "/".join(filter(None, (about.get("resource", ""), about.get("subresource"))))
+
+
 def parse(event: dict[str, Any]) -> Write:
     about = event.get("objectRef") or {}
-    parts = (about.get("resource", ""), about.get("subresource"))
     return Write(
         received=event["requestReceivedTimestamp"],
         answered=event["stageTimestamp"],
         agent=event.get("userAgent", ""),
         user=event["user"]["username"],
         verb=event["verb"],
-        resource="/".join(filter(None, parts)),
+        resource=_resource(about),
         name=about.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
     )

@@ -70,3 +70,22 @@ namespaceSelector:
  && object.spec.initContainers.exists(c, has(c.volumeMounts)
    && c.volumeMounts.exists(m, m.mountPath == '/var/run/epfabric' && m.name != 'epfabric')))
 {{- end }}
+
+{{- /* `selected`: the fabric in `params` selects the namespace. */ -}}
+{{- define "epfabric.selectorVariables" -}}
+- name: labels
+  expression: "has(namespaceObject.metadata.labels) ? namespaceObject.metadata.labels : {}"
+- name: selector
+  expression: params.spec.namespaceSelector
+- name: selected
+  expression: >-
+    (!has(variables.selector.matchLabels)
+     || variables.selector.matchLabels.all(k,
+          variables.labels[?k] == optional.of(variables.selector.matchLabels[k])))
+    && (!has(variables.selector.matchExpressions)
+     || variables.selector.matchExpressions.all(e,
+          e.operator == 'Exists' ? e.key in variables.labels
+          : e.operator == 'DoesNotExist' ? !(e.key in variables.labels)
+          : (e.operator == 'In') == (e.key in variables.labels && has(e.values)
+             && variables.labels[e.key] in e.values)))
+{{- end }}
