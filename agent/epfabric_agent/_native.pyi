@@ -177,6 +177,7 @@ class Core:
         signals: int,
         cpus: list[int],
         quota_bytes: int = 68719476736,
+        max_inflight: int = 0,
     ) -> Session:
         """One proxy thread per entry of cpus (-1 = not pinned)."""
     def open_epoch(

@@ -19,6 +19,8 @@ class Pod:
     owner: Owner | None
     directory: Path
     """Where its socket lies."""
+    uid: str = ""
+    tenant: str = ""
 
     @property
     def group_key(self) -> str:
@@ -39,4 +41,6 @@ def of_record(record: Record) -> Pod:
         group=record.group or f"pod-{record.pod_uid}",
         owner=record.owner,
         directory=Path(record.directory),
+        uid=record.pod_uid,
+        tenant=record.tenant,
     )

@@ -125,7 +125,8 @@ class Runtime:
             log = _log.info if choice.usable else _log.warning
             log("transport %s: %s", choice.type or "none", choice.reason)
         self._choice = choice
-        self._quota.set_limits(settings.memory.per_pod_bytes, settings.memory.per_node_bytes)
+        memory = settings.memory
+        self._quota.set_limits(memory.per_pod_bytes, memory.per_node_bytes, settings.tenants)
         await self._start_telemetry(settings)
         wanted = _core_settings(settings, choice) if choice.usable else None
         changed = self.core.settings != wanted

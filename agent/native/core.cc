@@ -83,7 +83,9 @@ std::shared_ptr<Session> Core::open_session(const SessionSettings& settings) {
     const std::lock_guard lock(mutex_);
     require_open();
   }
-  auto session = std::make_shared<Session>(settings, proxy_settings_);
+  ProxySettings proxies = proxy_settings_;
+  if (settings.inflight > 0) proxies.limits.session_inflight = settings.inflight;
+  auto session = std::make_shared<Session>(settings, proxies);
   const std::lock_guard lock(mutex_);
   std::erase_if(sessions_, [](const auto& known) { return known.expired(); });
   sessions_.push_back(session);

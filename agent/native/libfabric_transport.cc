@@ -230,7 +230,7 @@ Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) 
   Link& link = *to_rank_[part.rank];
   const uint64_t most = endpoint_.max_bytes() - sizeof(ControlRecord);
   const uint64_t bytes = std::min(part.bytes, most);
-  const bool full = link.inflight >= limits_.inflight ||
+  const bool full = link.inflight >= limits_.inflight || inflight() >= limits_.session_inflight ||
                     (link.inflight > 0 && link.inflight_bytes + bytes > limits_.inflight_bytes);
   if (full) return {};
   const Region& from = *regions_[part.source_region];
@@ -260,7 +260,7 @@ ControlRecord LibfabricTransport::record_of(const SignalPart& part) {
 
 Posted LibfabricTransport::signal(const SignalPart& part) {
   Link& link = *to_rank_[part.rank];
-  if (link.inflight >= limits_.inflight) return {};
+  if (link.inflight >= limits_.inflight || inflight() >= limits_.session_inflight) return {};
   ControlRecord record = record_of(part);
   if (!post_record(link, record, Operation::Kind::kRecord, part.ring)) return {};
   return {1, true};

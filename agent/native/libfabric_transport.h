@@ -24,6 +24,7 @@ struct Limits {
   uint32_t inflight = 256;  // operations per destination rank and proxy
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
+  uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
 };
 
 // A connection between this proxy and one proxy of a remote rank.

@@ -22,6 +22,7 @@ struct SessionSettings {
   Shape shape{};
   std::vector<int> cpus;
   uint64_t quota_bytes = kMaxRankBytes;
+  uint32_t inflight = 0;  // of one proxy; 0 is what the core allows
 };
 
 class Session {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from epfabric_crds.meta import Condition, ObjectMeta
 from epfabric_crds.names import API_VERSION
 from epfabric_crds.quantity import duration_ms
 from epfabric_crds.selector import LabelSelector
-from epfabric_crds.settings import Settings
+from epfabric_crds.settings import Settings, TenantLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +38,18 @@ class AgentPool:
 @dataclass(frozen=True, kw_only=True)
 class Agent:
     pools: tuple[AgentPool, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tenant:
-    name: str
+class Tenant(TenantLimits):
     namespace_selector: LabelSelector
-    weight: int = 1
-    max_sessions: int | None = None
-    max_memory: str | None = None
-    max_inflight: int | None = None
-    max_groups: int | None = None
+
+    @property
+    def limits(self) -> TenantLimits:
+        """What agents are told; which namespaces are meant, they need not know."""
+        mine = {f.name: getattr(self, f.name) for f in dataclasses.fields(TenantLimits)}
+        return TenantLimits(**mine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,22 @@ class Telemetry:
         return duration_ms(self.interval)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TenantLimits:
+    """What the pods of one tenant may have on a node; None is no limit but the fabric's."""
+
+    name: str
+    weight: int = 1
+    max_sessions: int | None = None
+    max_memory: str | None = None
+    max_inflight: int | None = None
+    max_groups: int | None = None
+
+    @property
+    def max_memory_bytes(self) -> int | None:
+        return size_bytes(self.max_memory) if self.max_memory else None
+
+
 Atomics = Literal["auto", "hardware", "emulated"]
 OnRankLoss = Literal["Fail", "Mask"]
 
@@ -141,6 +157,7 @@ class Settings:
     on_rank_loss: OnRankLoss = "Fail"
     memory: Memory = Memory()
     telemetry: Telemetry = Telemetry()
+    tenants: tuple[TenantLimits, ...] = ()
 
     @property
     def rings(self) -> int:

@@ -49,6 +49,7 @@ ERROR_CODES = frozenset(
         "duplicate-rank",  # another pod holds this rank
         "bad-memfd",  # the file descriptor is not what register() asks for
         "quota",  # more memory, sessions or regions than the fabric grants
+        "tenant",  # more than the pod's tenant may have on this node
         "unsupported",  # named by the protocol, not served by this agent
         "join-timeout",  # ranks were missing when the join time-out passed
         "group-failed",  # the epoch ended

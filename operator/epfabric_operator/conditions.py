@@ -76,7 +76,10 @@ def unsupported(spec: EPFabricSpec) -> list[str]:
                 spec.barrier.algorithm == "dissemination",
                 "barrier.algorithm dissemination (use leader)",
             ),
-            (bool(spec.tenants), "tenants (remove them)"),
+            (
+                any(tenant.weight != 1 for tenant in spec.tenants),
+                "tenants' weight (leave it out; their limits do hold)",
+            ),
         )
         if asked
     ]

@@ -88,7 +88,8 @@ def templates(fabric: EPFabric, config: PlanConfig) -> dict[str, str]:
 
 def settings_of(fabric: EPFabric) -> dict[str, Any]:
     """What every node of the fabric is told alike, as keyword arguments of EPFabricNodeSpec."""
-    return {f.name: getattr(fabric.spec, f.name) for f in dataclasses.fields(Settings)}
+    told = {f.name: getattr(fabric.spec, f.name) for f in dataclasses.fields(Settings)}
+    return told | {"tenants": tuple(tenant.limits for tenant in fabric.spec.tenants)}
 
 
 def metadata(fabric: EPFabric, name: str, namespace: str | None = None) -> dict[str, Any]:

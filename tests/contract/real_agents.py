@@ -67,7 +67,7 @@ class Site:
         return self.stand.cluster.processes.start(f"{self.fabric}-{group}-{rank}", command)
 
 
-def publish(site: Site, node: str, group: str, rank: int) -> Path:
+def publish(site: Site, node: str, group: str, rank: int, tenant: str = "") -> Path:
     """What the CSI driver writes for one pod; the path of the socket that its agent will bind."""
     state = site.states[node]
     volume = f"csi-{group}-{rank}"
@@ -85,6 +85,7 @@ def publish(site: Site, node: str, group: str, rank: int) -> Path:
         owner=None,
         directory=str(directory),
         target_path="/nowhere",
+        tenant=tenant,
     )
     records.write(state, record)
     return directory / "agent.sock"
@@ -98,7 +99,8 @@ def running_site(stand: Stand, fabric: str, count: int) -> Iterator[Site]:
         stand.node(node, fabric)
     stand.cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(agent_rights(fabric)))
     proxies = {"perGPU": 1, "idle": "adaptive"}
-    stand.apply(stand.fabric(fabric, proxies=proxies))
+    small = {"name": "small", "namespaceSelector": {}, "maxSessions": 1}
+    stand.apply(stand.fabric(fabric, proxies=proxies, tenants=[small]))
     space = f"{fabric}-jobs"
     stand.cluster.kubectl("create", "namespace", space)
     folder = stand.cluster.folder / fabric

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.abuse import seat
 from contract.real_agents import READY_S, RUN_S, Site, listens, publish, running_site
 from contract.stand import NODES_NAMESPACE, Stand
 from epfabric_agent.kube import settings_file
@@ -50,6 +51,37 @@ def test_agents_become_ready_with_status_and_lease(site: Site) -> None:
         assert owner["uid"] == stand.find("epfabricnode", node)["metadata"]["uid"]
         kept = settings_file.kept(site.states[node], node, site.fabric)
         assert kept is not None, "settings for a start without API server"
+
+
+def test_a_tenant_over_its_limit_is_told_and_so_is_who_describes_the_pod(site: Site) -> None:
+    stand, node = site.stand, next(iter(site.agents))
+    first, second = (publish(site, node, f"small-{i}", 0, "small") for i in range(2))
+    for place in (first, second):
+        wait_until(place.exists, READY_S, "the pod's socket", site.agents[node])
+    with seat.open_socket(first) as taken:
+        assert seat.ask(taken, seat.hello())["ok"] is True
+        with seat.open_socket(second) as sock:
+            code, text = seat.refused(seat.ask(sock, seat.hello()))
+        assert code == "tenant"
+        assert text.startswith("the tenant small has 1 sessions on this node and may have 1")
+
+        def told() -> list[dict[str, object]]:
+            path = f"/apis/events.k8s.io/v1/namespaces/{site.space}/events"
+            return [
+                event
+                for event in stand.api.get(path)["items"]
+                if event["reason"] == "TenantLimit" and event["regarding"]["name"] == "small-1-0"
+            ]
+
+        stand.eventually(lambda: bool(told()), "an Event about the pod", site.agents[node])
+        (event,) = told()
+        assert (event["note"], event["reportingInstance"]) == (text, node)
+    with seat.open_socket(second) as sock:
+        stand.eventually(
+            lambda: seat.ask(sock, seat.hello()).get("ok") is True,
+            "the place of the session that ended",
+            site.agents[node],
+        )
 
 
 def test_a_group_runs_over_two_agents_and_its_epgroup_tells(site: Site) -> None:

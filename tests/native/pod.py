@@ -164,7 +164,14 @@ class Node:
     pods: list[Pod] = field(default_factory=list)
 
     def open(
-        self, world: int, rings: int, depth: int, signals: int, proxies: int, nbytes: int
+        self,
+        world: int,
+        rings: int,
+        depth: int,
+        signals: int,
+        proxies: int,
+        nbytes: int,
+        inflight: int = 0,
     ) -> None:
         for rank in self.ranks:
             session = self.core.open_session(
@@ -175,6 +182,7 @@ class Node:
                 depth=depth,
                 signals=signals,
                 cpus=[-1] * proxies,
+                max_inflight=inflight,
             )
             pod = Pod(session, rings, depth, signals, world)
             if nbytes:
@@ -205,6 +213,7 @@ class Group:
         prepare: Callable[[Pod], None] = lambda pod: None,
         beside: Group | None = None,
         mask: bool = False,
+        inflight: int = 0,
         **core: object,
     ) -> None:
         self.number: int = beside.number + 1 if beside else 1
@@ -222,7 +231,7 @@ class Group:
             for i, ranks in enumerate(nodes)
         ]
         for node, count in zip(self.nodes, counts, strict=True):
-            node.open(self.world, rings, depth, signals, count, nbytes)
+            node.open(self.world, rings, depth, signals, count, nbytes, inflight)
         self.pods = sorted(
             (pod for node in self.nodes for pod in node.pods), key=lambda pod: pod.rank
         )

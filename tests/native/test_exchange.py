@@ -7,6 +7,7 @@ import secrets
 import numpy as np
 import pytest
 from native.pod import Group, Pod, barrier, drain, signal, until, write
+from native.test_mask import proxies
 
 PROVIDERS = {"loopback": "", "tcp": "tcp;ofi_rxm"}
 
@@ -212,6 +213,26 @@ def test_more_in_flight_than_the_cap_and_more_records_than_credits() -> None:
         a.run(0, drain(a.head[0]))
         until(lambda: sum(b.signal_value(0, 0, i) for i in range(4)) == 3000, "all signals")
         assert group.nodes[0].core.events() == []
+
+
+@pytest.mark.parametrize("inflight", [1, 3])
+def test_a_session_keeps_within_its_own_cap_over_all_destinations(inflight: int) -> None:
+    """The core's own cap of 256 would let each of the three links have many."""
+    nodes = [[0], [1], [2], [3]]
+    with Group(nodes, rings=1, depth=1024, nbytes=1 << 20, inflight=inflight) as group:
+        a = group.pods[0]
+        seen = [0]
+
+        def look() -> bool:
+            seen.append(proxies(a)[0]["inflight"])
+            return a.counter(0, "completed") > ticket
+
+        for i in range(600):
+            ticket = a.push(0, write(1 + i % 3, 0, 0, 65536))
+            look()
+        until(look, "the last write")
+        # Records of the epoch go beside the cap: one for each destination.
+        assert 1 <= max(seen) <= inflight + 3
 
 
 def test_both_ends_flood_each_other_with_signals() -> None:

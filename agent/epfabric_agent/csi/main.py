@@ -15,7 +15,7 @@ import grpc
 
 from epfabric_agent.csi import apiserver, permission, records, volumes
 from epfabric_agent.csi.request import DRIVER, Publication
-from epfabric_agent.csi.service import IdentityService, NodeService, Settings
+from epfabric_agent.csi.service import Answer, IdentityService, NodeService, Settings
 from epfabric_agent.kubelet_plugin import Plugin, listen, register
 from epfabric_agent.proto import csi_pb2_grpc
 
@@ -37,7 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         endpoint = socket_path(options.endpoint)
         access = api_access(options.kubeconfig)
         node = volumes.Node(
-            options.state_dir.absolute(), options.kubelet_root.absolute(), records.boot_id()
+            options.state_dir.absolute(),
+            options.kubelet_root.absolute(),
+            records.boot_id(),
+            selinux=(options.selinuxfs / "enforce").exists(),
         )
         volumes.prepare(node)
     except (ValueError, OSError) as error:
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         node_name=options.node,
         node=node,
         socket_wait_s=SOCKET_WAIT_S,
-        refusal=lambda wanted: refusal(access, wanted),
+        ask=lambda wanted: ask(access, wanted),
     )
     return serve(settings, endpoint, options.registration_socket)
 
@@ -61,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
         default=os.environ.get("CSI_ENDPOINT", "unix:///csi/csi.sock"),
         metavar="unix:///PATH",
         help="socket of the Identity and Node services, at the path where the kubelet sees it",
+    )
+    made.add_argument(
+        "--selinuxfs",
+        type=Path,
+        default=Path("/sys/fs/selinux"),
+        metavar="FOLDER",
+        help="where the kernel shows SELinux; where it does, pods' folders are labelled",
     )
     made.add_argument(
         "--registration-socket",
@@ -111,14 +121,17 @@ def api_access(kubeconfig: Path | None) -> apiserver.Access:
     return apiserver.from_cluster(os.environ)
 
 
-def refusal(access: apiserver.Access, wanted: Publication) -> str | None:
+def ask(access: apiserver.Access, wanted: Publication) -> Answer:
     """Admission has decided already; this catches pods that were never asked, and old ones.
 
     Raises apiserver.Unreachable: what could not be checked is not allowed.
     """
     fabric = apiserver.get(access, apiserver.fabric_path(wanted.fabric), API_TIMEOUT_S)
     space = apiserver.get(access, apiserver.namespace_path(wanted.namespace), API_TIMEOUT_S)
-    return permission.refusal(wanted.fabric, fabric, wanted.namespace, space)
+    return Answer(
+        permission.refusal(wanted.fabric, fabric, wanted.namespace, space),
+        permission.tenant(fabric, space),
+    )
 
 
 def serve(settings: Settings, endpoint: Path, registration: Path | None) -> int:

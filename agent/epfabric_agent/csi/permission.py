@@ -14,6 +14,17 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return all(_holds(term, labels) for term in selector.get("matchExpressions") or ())
 
 
+def tenant(
+    fabric_object: Mapping[str, Any] | None, namespace_object: Mapping[str, Any] | None
+) -> str:
+    """The name of the first tenant that selects the namespace; empty where none does."""
+    labels = ((namespace_object or {}).get("metadata") or {}).get("labels") or {}
+    for one in ((fabric_object or {}).get("spec") or {}).get("tenants") or ():
+        if matches(one.get("namespaceSelector") or {}, labels):
+            return str(one["name"])
+    return ""
+
+
 def _holds(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     key, operator = term.get("key", ""), term.get("operator")
     values = term.get("values") or ()

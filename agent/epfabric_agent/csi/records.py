@@ -45,6 +45,8 @@ class Record:
     owner: Owner | None
     directory: str
     target_path: str
+    tenant: str = ""
+    """By the fabric's selectors when the volume was published; empty for none."""
 
 
 def boot_id(path: Path = BOOT_ID_FILE) -> str:
@@ -84,6 +86,7 @@ def encode(record: Record) -> bytes:
         },
         "directory": record.directory,
         "targetPath": record.target_path,
+        "tenant": record.tenant,
     }
     return json.dumps(fields, indent=1).encode() + b"\n"
 
@@ -113,6 +116,7 @@ def decode(data: bytes, source: str) -> Record:
             ),
             directory=str(fields["directory"]),
             target_path=str(fields["targetPath"]),
+            tenant=str(fields["tenant"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RecordError):

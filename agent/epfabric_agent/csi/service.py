@@ -32,16 +32,24 @@ log = logging.getLogger("epfabric-csi")
 
 
 @dataclass(frozen=True)
+class Answer:
+    """Why a pod may not use its fabric, or None; and its tenant's name, or nothing."""
+
+    refusal: str | None
+    tenant: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the Node service works on.
 
-    `refusal` says why a pod may not use its fabric, or None; it raises Unreachable.
+    `ask` says whether a pod may use its fabric, and as whose; it raises Unreachable.
     """
 
     node_name: str
     node: volumes.Node
     socket_wait_s: float
-    refusal: Callable[[Publication], str | None]
+    ask: Callable[[Publication], Answer]
 
 
 @dataclass
@@ -108,10 +116,11 @@ class NodeService(csi_pb2_grpc.NodeServicer):
                 settings.node.kubelet_root,
             )
             if not volumes.is_published(settings.node, wanted):
-                if reason := settings.refusal(wanted):
+                answer = settings.ask(wanted)
+                if answer.refusal:
                     volumes.abandon(settings.node, wanted)
-                    refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
-                volumes.publish(settings.node, wanted, settings.socket_wait_s)
+                    refuse(context, grpc.StatusCode.PERMISSION_DENIED, answer.refusal)
+                volumes.publish(settings.node, wanted, settings.socket_wait_s, answer.tenant)
             log.info("published %s for %s/%s", wanted.volume_id, wanted.namespace, wanted.pod)
         return csi_pb2.NodePublishVolumeResponse()
 

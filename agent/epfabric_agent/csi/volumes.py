@@ -15,7 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from epfabric_agent.csi import mounts, records
@@ -23,6 +23,9 @@ from epfabric_agent.csi.records import Record
 from epfabric_agent.csi.request import Publication
 
 SOCKET_NAME = "agent.sock"
+SELINUX_ATTRIBUTE = "security.selinux"
+SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
+"""Without categories, so that a pod of any may use it; which one does, the mount decides."""
 POLL_S = 0.02
 
 
@@ -41,6 +44,7 @@ class Node:
     state_dir: Path
     kubelet_root: Path
     boot_id: str
+    selinux: bool = False
 
     def directory(self, volume_id: str) -> Path:
         return records.volumes_dir(self.state_dir) / volume_id
@@ -67,18 +71,20 @@ def prepare(node: Node) -> None:
 Step = Callable[[], None]
 
 
-def publish(node: Node, wanted: Publication, wait_s: float) -> None:
+def publish(node: Node, wanted: Publication, wait_s: float, tenant: str = "") -> None:
     """Returns when the volume is mounted; raises NotReady after `wait_s` without a socket."""
-    for step in publish_steps(node, wanted, wait_s):
+    for step in publish_steps(node, wanted, wait_s, tenant):
         step()
 
 
-def publish_steps(node: Node, wanted: Publication, wait_s: float) -> tuple[Step, ...]:
+def publish_steps(
+    node: Node, wanted: Publication, wait_s: float, tenant: str = ""
+) -> tuple[Step, ...]:
     directory = node.directory(wanted.volume_id)
     return (
         lambda: refuse_conflict(node, wanted),
-        lambda: make_directory(directory),
-        lambda: make_record(node, wanted),
+        lambda: make_directory(directory, node.selinux),
+        lambda: make_record(node, wanted, tenant),
         lambda: await_agent(directory, wanted.fabric, wait_s),
         lambda: placed(node, wanted.target).mkdir(mode=0o750, parents=True, exist_ok=True),
         lambda: mount(directory, placed(node, wanted.target)),
@@ -102,7 +108,7 @@ def unpublish_steps(node: Node, volume_id: str, target: Path) -> tuple[Step, ...
 
 def abandon(node: Node, wanted: Publication) -> None:
     """Undoes an unfinished publish of this pod: after a final refusal no kubelet unpublishes."""
-    if known_record(node, wanted.volume_id) == record_of(node, wanted):
+    if is_of(known_record(node, wanted.volume_id), record_of(node, wanted)):
         unpublish(node, wanted.volume_id, wanted.target)
 
 
@@ -110,21 +116,28 @@ def is_published(node: Node, wanted: Publication) -> bool:
     """A repeated publish of a mounted volume asks nobody: its pod may be running."""
     known = known_record(node, wanted.volume_id)
     directory = node.directory(wanted.volume_id)
-    return known == record_of(node, wanted) and is_mounted(directory, placed(node, wanted.target))
+    return is_of(known, record_of(node, wanted)) and is_mounted(
+        directory, placed(node, wanted.target)
+    )
 
 
 def refuse_conflict(node: Node, wanted: Publication) -> None:
     known = known_record(node, wanted.volume_id)
-    if known is not None and known != record_of(node, wanted):
+    if known is not None and not is_of(known, record_of(node, wanted)):
         raise Conflict(
             f"the volume {wanted.volume_id} is published for the pod"
             f" {known.namespace}/{known.pod} ({known.pod_uid}) on {known.target_path}"
         )
 
 
-def make_record(node: Node, wanted: Publication) -> None:
+def is_of(known: Record | None, wanted: Record) -> bool:
+    """The tenant stays that of the first publish."""
+    return known is not None and replace(known, tenant=wanted.tenant) == wanted
+
+
+def make_record(node: Node, wanted: Publication, tenant: str) -> None:
     if known_record(node, wanted.volume_id) is None:
-        records.write(node.state_dir, record_of(node, wanted))
+        records.write(node.state_dir, replace(record_of(node, wanted), tenant=tenant))
 
 
 def await_agent(directory: Path, fabric: str, wait_s: float) -> None:
@@ -169,14 +182,19 @@ def known_record(node: Node, volume_id: str) -> Record | None:
     return record if record is not None and record.boot_id == node.boot_id else None
 
 
-def make_directory(directory: Path) -> None:
-    """Root's, 0755, and the same inode for as long as the volume lives."""
+def make_directory(directory: Path, selinux: bool) -> None:
+    """Root's, 0755, and the same inode for as long as the volume lives.
+
+    No kubelet labels a read-only volume. The socket that the agent binds takes over the label.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise Conflict(f"{directory} is no directory: remove it")
     os.chown(directory, os.geteuid(), os.getegid())
     directory.chmod(0o755)
+    if selinux:
+        os.setxattr(directory, SELINUX_ATTRIBUTE, SELINUX_LABEL, follow_symlinks=False)
 
 
 def wait_for_socket(directory: Path, wait_s: float) -> bool:

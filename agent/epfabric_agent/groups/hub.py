@@ -39,6 +39,9 @@ class Reporter(Protocol):
     def epoch_ended(self, group: str, epoch: int, handle: int) -> None:
         """The core's counts of that epoch are final, and may be forgotten soon."""
 
+    def refused(self, pod: Pod, code: str, message: str) -> None:
+        """A request of the pod. Never blocks."""
+
 
 class NoReporter:
     """For a manifest: nobody is told; epochs are known to the agents alone."""
@@ -49,6 +52,8 @@ class NoReporter:
     def state(self, pod: Pod, state: GroupState) -> None: ...
 
     def epoch_ended(self, group: str, epoch: int, handle: int) -> None: ...
+
+    def refused(self, pod: Pod, code: str, message: str) -> None: ...
 
 
 class Hub:
@@ -63,6 +68,11 @@ class Hub:
         self._epochs: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}
         self._context: PartContext | None = None
+
+    def refused(self, pod: Pod, code: str, message: str) -> None:
+        """A request of the pod was: it is counted and told."""
+        self.tally.refused(pod.group_key, code)
+        self._reporter.refused(pod, code, message)
 
     def use(self, context: NodeContext) -> None:
         """From now on parts are made with this context; those that exist keep theirs."""

@@ -36,8 +36,10 @@ class GroupReporter:
         fabric: str,
         own: Callable[[], Agent],
         statistics: Callable[[int], BarrierStatistics | None],
+        refused: Callable[[Pod, str, str], None] = lambda pod, code, message: None,
     ) -> None:
-        """`statistics`: of the core's barriers, by handle of the epoch."""
+        """`statistics`: of the core's barriers, by handle of the epoch. `refused`: see Reporter."""
+        self.refused = refused
         self._api = api
         self._fabric = fabric
         self._own = own

@@ -24,6 +24,7 @@ from epfabric_agent.kube.api import Api, ApiError, connect
 from epfabric_agent.kube.certificate_loop import Certificates, by_api
 from epfabric_agent.kube.group_report import GroupReporter
 from epfabric_agent.kube.nics import KubeNics
+from epfabric_agent.kube.pod_events import PodEvents
 from epfabric_agent.kube.publish import StatusWriter
 from epfabric_agent.kube.settings import SettingsWatch, Wanted
 from epfabric_agent.kube.status import facts_of_agent
@@ -76,8 +77,13 @@ class KubeMode:
         self._heard = asyncio.Event()  # what the API server says of this node
         self._wake = asyncio.Event()
         self._certificates = Certificates(identity, by_api(api, options.namespace, identity))
+        self._events = PodEvents(api, identity.node)
         self._reporter = GroupReporter(
-            api, identity.fabric, self._own, lambda handle: self.runtime.barriers(handle)
+            api,
+            identity.fabric,
+            self._own,
+            lambda handle: self.runtime.barriers(handle),
+            self._events.refused,
         )
         self._status = StatusWriter(api, identity.node, facts_of_agent(options.pod_uid))
         self.runtime = Runtime(
@@ -115,6 +121,7 @@ class KubeMode:
             self._start_without_api(),
             self._follow_records(),
             self._reporter.run(),
+            self._events.run(),
             self._refresh_statistics(),
             self._tend_nics(),
         ]

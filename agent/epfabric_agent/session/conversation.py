@@ -106,7 +106,7 @@ class Conversation:
 
     def _refuse(self, refusal: Refusal) -> messages.ErrorReply:
         reply = refusal.reply()
-        self._current.hub.tally.refused(self._pod.group_key, reply.code)
+        self._current.hub.refused(self._pod, reply.code, reply.message)
         return reply
 
     async def _hello(self, hello: messages.Hello) -> None:
@@ -141,9 +141,9 @@ class Conversation:
         if len(self._grants) >= MAX_REGIONS:
             raise Refusal("quota", f"a session has at most {MAX_REGIONS} regions")
         try:
-            grant = self._services.quota.grant(self._pod.key, request.bytes)
+            grant = self._services.quota.grant(self._pod, request.bytes)
         except QuotaError as error:
-            raise Refusal("quota", str(error)) from error
+            raise Refusal(error.code, str(error)) from error
         self._grants.append(grant)  # until the session is closed, also where this is cut off
         register = partial(local.session.register_memfd, packet.fds[0], request.bytes)
         try:

@@ -51,12 +51,12 @@ async def open_session(
     except (Refusal, QuotaError) as error:
         services.changed()
         if isinstance(error, QuotaError):
-            raise Refusal("quota", str(error)) from error
+            raise Refusal(error.code, str(error)) from error
         raise
     local = make_rank(hello, who, handle, pod, connection, services, grant)
     # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
-    local.opening = asyncio.create_task(open_native(local, services, own_bytes))
+    local.opening = asyncio.create_task(open_native(local, pod, services, own_bytes))
     try:
         await asyncio.shield(local.opening)
     except BaseException:
@@ -93,12 +93,12 @@ def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> tuple[G
     """What the pod is charged for, and how much room its session has in the agent's memory."""
     settings = services.settings
     layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, hello.world_size)
-    grant = services.quota.grant(pod.key, layout.pod_bytes + layout.agent_bytes)
+    grant = services.quota.grant(pod, layout.pod_bytes + layout.agent_bytes)
     own_bytes = grant.bytes + settings.proxies.per_gpu * PROXY_BYTES
     try:
         services.room.take(own_bytes)
         try:
-            services.quota.open_session(pod.key)
+            services.quota.open_session(pod)
         except QuotaError:
             services.room.settle(own_bytes)
             raise
@@ -130,7 +130,7 @@ def make_rank(
     def release() -> None:
         services.ledger.give_back(sample)
         services.quota.release(grant)
-        services.quota.close_session(pod.key)
+        services.quota.close_session(pod)
 
     return LocalRank(
         rank=hello.rank,
@@ -148,7 +148,7 @@ def make_rank(
     )
 
 
-async def open_native(local: LocalRank, services: Services, own_bytes: int) -> None:
+async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes: int) -> None:
     from epfabric_agent._native import NativeError
 
     settings = services.settings
@@ -162,6 +162,7 @@ async def open_native(local: LocalRank, services: Services, own_bytes: int) -> N
             depth=settings.fifo.depth,
             signals=settings.fifo.signals,
             cpus=list(local.cpus),
+            max_inflight=services.quota.inflight(pod) or 0,
             quota_bytes=min(settings.memory.per_pod_bytes, limits.REGION_SPACE_BYTES),
         )
 

@@ -93,26 +93,30 @@ def test_auto_never_picks_tcp_unless_allowed() -> None:
     assert choose(Transport(type="loopback"), ()).provider == ""
 
 
+def pod(key: str) -> Pod:
+    return Pod(key, "ns", key, "group", None, Path("/nowhere"))
+
+
 def test_the_quota_counts_by_pod_and_node_and_is_given_back() -> None:
     quota = Quota(per_pod_bytes=100, per_node_bytes=150)
-    first = quota.grant("p", 80)
+    first = quota.grant(pod("p"), 80)
     with pytest.raises(QuotaError, match="perPod"):
-        quota.grant("p", 30)
+        quota.grant(pod("p"), 30)
     with pytest.raises(QuotaError, match="perNode"):
-        quota.grant("q", 90)
+        quota.grant(pod("q"), 90)
     quota.release(first)
     assert quota.used_bytes == 0
-    quota.grant("q", 100)
+    quota.grant(pod("q"), 100)
 
 
 def test_a_pod_has_a_bounded_number_of_sessions() -> None:
     quota = Quota(1, 1)
     for _ in range(MAX_POD_SESSIONS):
-        quota.open_session("p")
+        quota.open_session(pod("p"))
     with pytest.raises(QuotaError):
-        quota.open_session("p")
-    quota.close_session("p")
-    quota.open_session("p")
+        quota.open_session(pod("p"))
+    quota.close_session(pod("p"))
+    quota.open_session(pod("p"))
 
 
 def test_a_flood_of_requests_is_slowed_to_the_rate() -> None:

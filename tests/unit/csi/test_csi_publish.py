@@ -122,6 +122,7 @@ def test_the_record_says_what_the_agent_needs_and_only_root_reads_it(node: Node)
         "owner": {"apiVersion": "batch/v1", "kind": "Job", "name": "moe", "uid": "1b0e"},
         "directory": str(node.directory(POD)),
         "targetPath": str(node.target(POD)),
+        "tenant": "",
     }
 
 
