@@ -10,6 +10,7 @@ from epfabric_crds import EPFabric, names
 from epfabric_crds.fabric import AgentPool
 
 from epfabric_operator.assignment import POOL_LABEL
+from epfabric_operator.privileges import pod_annotations, security_context
 
 # Of an agent whose pool says nothing: without a request the kernel lets every other pod go first,
 # and ranks take an agent that gets no CPU for a second for dead.
@@ -44,6 +45,7 @@ def _daemonset(
         names.FABRIC_LABEL: fabric.metadata.name,
         **({POOL_LABEL: pool.name} if pool else {}),
     }
+    told = pod_annotations(fabric.spec)
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -53,7 +55,10 @@ def _daemonset(
             # The operator itself replaces pods (update.py): it knows of groups.
             "updateStrategy": {"type": "OnDelete"},
             "template": {
-                "metadata": {"labels": {**labels, names.TEMPLATE_LABEL: _digest(labels, pod)}},
+                "metadata": {
+                    "labels": {**labels, names.TEMPLATE_LABEL: _digest(labels, pod, told)},
+                    **({"annotations": told} if told else {}),
+                },
                 "spec": pod,
             },
         },
@@ -66,9 +71,9 @@ def template_of(daemonset: dict[str, Any]) -> str:
     return label
 
 
-def _digest(labels: dict[str, str], pod: dict[str, Any]) -> str:
+def _digest(*parts: dict[str, Any]) -> str:
     """Equal for equal templates, so that one that is set back is the earlier one again."""
-    text = json.dumps([labels, pod], sort_keys=True)
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -115,20 +120,11 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) 
             _field("POD_NAME", "metadata.name"),
             _field("POD_UID", "metadata.uid"),
         ],
-        # Root, to make sockets in folders that are mounted into pods; no capability but the one
-        # that registered memory needs.
-        "securityContext": {
-            "runAsUser": 0,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": security_context(fabric.spec),
         "volumeMounts": [{"name": "state", "mountPath": names.STATE_DIR}],
     }
     if fabric.spec.nics.mode == "Configure":
-        # Links by netlink; RoCE mode, ToS and ECN by files, which a container sees read-only.
-        container["securityContext"]["capabilities"]["add"].append("NET_ADMIN")
+        # RoCE mode, ToS and ECN are set by files, which a container sees read-only.
         container["volumeMounts"].append({"name": "sys", "mountPath": "/sys"})
     if fabric.spec.telemetry.endpoint:
         container["env"].append(

@@ -33,7 +33,8 @@ class Right:
     def covers(self, use: Use) -> bool:
         return (
             use.user.rpartition(":")[2] == self.account
-            and (use.group, use.resource, use.verb) == (self.group, self.resource, self.verb)
+            and (use.group, use.resource) == (self.group, self.resource)
+            and (use.verb == self.verb or (use.made and self.verb == "create"))
             and self.namespace in ("", use.namespace)
             and self.name in ("", use.name)
         )

@@ -51,6 +51,7 @@ class Use:
     verb: str
     namespace: str
     name: str
+    made: bool  # an apply that makes its object is asked for the right to create, too
 
 
 class Audit:
@@ -95,6 +96,7 @@ def used(event: dict[str, Any]) -> Use:
         verb=event["verb"],
         namespace=about.get("namespace", ""),
         name=about.get("name", ""),
+        made=event["verb"] == "patch" and event.get("responseStatus", {}).get("code") == 201,
     )
 
 
