@@ -8,13 +8,15 @@ import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from epfabric_crds import names
 
 EPILOG = """\
 what the chart's hooks run: epfabric-operator crds | uninstall | check (each has --help)
-metrics go by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (docs/telemetry.md)
+metrics go by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (docs/telemetry.md); /metrics shows them to those
+whom the API server lets get the non-resource URL /metrics (docs/security.md)
 
 exit codes:
   0  stopped by a signal
@@ -41,6 +43,8 @@ class Config:
     log_format: str
     log_level: str
     health_port: int
+    metrics_port: int
+    metrics_certificate: Path | None
     identity: str
     metrics_url: str
 
@@ -93,6 +97,19 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         type=_port,
         default=env.get("EPFABRIC_HEALTH_PORT", "8080"),
         help="port of /healthz and /readyz; 0 takes a free one and logs it (default 8080)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        default=env.get("EPFABRIC_METRICS_PORT", "8443"),
+        help="port of /metrics by HTTPS; 0 takes a free one and logs it (default 8443)",
+    )
+    parser.add_argument(
+        "--metrics-certificate",
+        type=Path,
+        metavar="FOLDER",
+        default=env.get("EPFABRIC_METRICS_CERTIFICATE") or None,
+        help="folder with tls.crt and tls.key for /metrics; without it a self-signed certificate",
     )
     given = parser.parse_args(arguments)
     if not given.agent_image:

@@ -13,7 +13,8 @@ from functools import partial
 
 from epfabric_crds import names
 
-from epfabric_operator import logs
+from epfabric_operator import logs, metrics_server
+from epfabric_operator.access import Access
 from epfabric_operator.chores import command
 from epfabric_operator.config import Config, parse
 from epfabric_operator.election import Election
@@ -22,6 +23,7 @@ from epfabric_operator.health import HealthServer
 from epfabric_operator.kube import ApiError, Kube, load_client
 from epfabric_operator.leading import FAULT, LOST, STOPPED, Leading
 from epfabric_operator.metrics import Metrics
+from epfabric_operator.serving import Contexts, FromFolder, SelfSigned
 from epfabric_operator.tenure import Tenure, Terms
 
 log = logging.getLogger("epfabric_operator")
@@ -77,6 +79,12 @@ def _resources(kube: Kube, group: str, version: str) -> list[dict[str, object]]:
     return list(found.get("resources") or ())
 
 
+def certificate(config: Config) -> Contexts:
+    if config.metrics_certificate:
+        return FromFolder(config.metrics_certificate)
+    return SelfSigned([f"epfabric-operator-metrics.{config.namespace}.svc"])
+
+
 def operate(config: Config, stop: threading.Event) -> int:
     """Wait for the cluster and for the Lease, then lead. Exit status; raises ApiError."""
     terms = Terms(config.lease_seconds)
@@ -91,16 +99,25 @@ def operate(config: Config, stop: threading.Event) -> int:
     try:
         probes = {"/healthz": leading.stuck, "/readyz": lambda: None}
         health = HealthServer(config.health_port, probes)
+        scrapes = metrics_server.serve(
+            config.metrics_port,
+            certificate(config),
+            Access(kube, metrics_server.PATH),
+            metrics.text,
+        )
     except OSError as error:
-        log.error("cannot listen on --health-port %s: %s", config.health_port, error)
+        ports = f"--health-port {config.health_port} and --metrics-port {config.metrics_port}"
+        log.error("cannot listen on %s: %s", ports, error)
         return FAULT
     health.start()
-    log.info("health on port %s", health.port)
+    scrapes.start("metrics")
+    log.info("health on port %s, metrics on port %s", health.port, scrapes.port)
     code = FAULT
     try:
         code = leading.run(stop, policies) if election.acquire(stop) else STOPPED
     finally:
         health.close()
+        scrapes.close()
         if code != LOST:  # that one must not wait for a collector
             metrics.close()
     return code

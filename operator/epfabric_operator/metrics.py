@@ -1,6 +1,7 @@
-"""The operator's metrics by OTLP; made by main.py, told by the loop, the reconciler and the signer.
+"""The operator's metrics; made by main.py, told by the loop, the reconciler and the signer.
 
-Without an endpoint in OpenTelemetry's environment variables nothing is counted or sent.
+They go by OTLP where an endpoint stands in OpenTelemetry's environment variables, and are there to
+be read (`text`) for metrics_server.py.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from typing import Any
 
 from epfabric_crds.fabric import NodeCounts
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.metrics import CallbackOptions, MeterProvider, NoOpMeterProvider, Observation
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.sdk.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
 from opentelemetry.sdk.metrics.export import (
     MetricExportResult,
+    MetricReader,
     MetricsData,
     PeriodicExportingMetricReader,
 )
-from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
+from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from epfabric_operator.config import Config
 
@@ -30,13 +36,15 @@ OTHER = "_other"
 EXPORT_S = 5.0
 SHUTDOWN_S = 3.0
 DURATION = "epfabric.operator.reconcile.duration"
+BOUNDS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0)  # for those who read; OTLP has exponential buckets
 
 
 class _Exporter(OTLPMetricExporter):
     """Says once when the collector is away and once when it is back; all counts are cumulative."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(endpoint=url, timeout=EXPORT_S)
+        exponential: dict[type, Aggregation] = {Histogram: ExponentialBucketHistogramAggregation()}
+        super().__init__(endpoint=url, timeout=EXPORT_S, preferred_aggregation=exponential)
         self._url = url
         self._away = False
         logging.getLogger(OTLPMetricExporter.__module__).setLevel(logging.CRITICAL)
@@ -70,7 +78,9 @@ class Metrics:
         self._reconciles = meter.create_counter(
             "epfabric.operator.reconciles", "", "Looks at an object, by how they ended"
         )
-        self._duration = meter.create_histogram(DURATION, "s", "How long a look took")
+        self._duration = meter.create_histogram(
+            DURATION, "s", "How long a look took", explicit_bucket_boundaries_advisory=BOUNDS_S
+        )
         self._certificates = meter.create_counter(
             "epfabric.operator.certificates", "", "Agents' certificate requests answered"
         )
@@ -84,30 +94,30 @@ class Metrics:
             meter.create_observable_gauge(f"epfabric.operator.{name}", [act], unit, text)
 
     def _provider(self, config: Config) -> MeterProvider:
-        self._sdk: SdkMeterProvider | None = None
-        if not config.metrics_url:
-            return NoOpMeterProvider()
-        log.info("metrics go to %s", config.metrics_url)
+        self._registry = CollectorRegistry()
+        readers: list[MetricReader] = [
+            PrometheusMetricReader(registry=self._registry, scope_info_enabled=False)
+        ]
+        if config.metrics_url:
+            log.info("metrics go to %s", config.metrics_url)
+            readers.append(PeriodicExportingMetricReader(_Exporter(config.metrics_url)))
         resource = {
             "service.name": "epfabric-operator",
             "service.instance.id": config.identity.rpartition("_")[0],
         }
-        view = View(instrument_name=DURATION, aggregation=ExponentialBucketHistogramAggregation())
-        self._sdk = SdkMeterProvider(
-            [PeriodicExportingMetricReader(_Exporter(config.metrics_url))],
-            Resource.create(resource),
-            shutdown_on_exit=False,
-            views=[view],
-        )
+        self._sdk = SdkMeterProvider(readers, Resource.create(resource), shutdown_on_exit=False)
         return self._sdk
+
+    def text(self) -> tuple[bytes, str]:
+        """All of them as Prometheus reads them, and the content type of that."""
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def close(self) -> None:
         """Sends once more; bounded, whatever the collector does."""
-        if self._sdk is not None:
-            try:
-                self._sdk.shutdown(SHUTDOWN_S * 1e3)
-            except Exception:
-                log.exception("metrics did not end cleanly")
+        try:
+            self._sdk.shutdown(SHUTDOWN_S * 1e3)
+        except Exception:
+            log.exception("metrics did not end cleanly")
 
     # --- what is told
 

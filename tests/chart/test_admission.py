@@ -77,6 +77,20 @@ def test_every_pod_of_the_chart_is_admitted_where_it_runs(
         dry(strict, {**pod, "spec": {**pod["spec"], "serviceAccountName": "default"}})
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_the_csi_driver_is_privileged_and_mounts_back_into_the_node(variant: str) -> None:
+    privileged, propagating = [], []
+    for pod in pods(rendered(VARIANTS[variant])):
+        for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
+            name = pod["metadata"]["name"]
+            if container.get("securityContext", {}).get("privileged"):
+                privileged.append(name)
+            for mount in container.get("volumeMounts", []):
+                propagating += [name] * (mount.get("mountPropagation", "None") != "None")
+    assert privileged == ["epfabric-csi"]
+    assert propagating == ["epfabric-csi"]
+
+
 @pytest.mark.parametrize("spec", [{}, {"agent": {"pools": POOLS}}], ids=["all", "pools"])
 def test_every_agent_is_admitted_where_it_runs(strict: As, spec: dict[str, Any]) -> None:
     for pod in agents(**spec):

@@ -320,6 +320,7 @@ class Stand:
                 f"--kubeconfig={kubeconfig or self.account_kubeconfig(names.OPERATOR_ACCOUNT)}",
                 "--resync-seconds=1",
                 "--health-port=0",
+                "--metrics-port=0",
                 *options,
             ],
             env=env,
