@@ -36,6 +36,7 @@ CA_SECRET = "epfabric-ca"
 CA_BUNDLE = "epfabric-ca"
 CA_BUNDLE_KEY = "ca.crt"
 INJECT_POLICY = "epfabric-inject"
+WEBHOOK = "epfabric-webhook"  # its Service, Secret and account
 
 OPERATOR_MANAGER = "epfabric-operator"
 OPERATOR_STATUS_MANAGER = "epfabric-operator-status"

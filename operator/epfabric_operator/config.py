@@ -18,6 +18,8 @@ what the chart's hooks run: epfabric-operator crds | uninstall | check (each has
 metrics go by OTLP to OTEL_EXPORTER_OTLP_ENDPOINT (docs/telemetry.md); /metrics shows them to those
 whom the API server lets get the non-resource URL /metrics (docs/security.md)
 
+`epfabric-operator webhook --help` tells of the webhook's server
+
 exit codes:
   0  stopped by a signal
   1  a fault of the operator itself; the log has the traceback
@@ -43,6 +45,8 @@ class Config:
     log_format: str
     log_level: str
     health_port: int
+    injection: str
+    signs_webhook: bool
     metrics_port: int
     metrics_certificate: Path | None
     identity: str
@@ -94,13 +98,13 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
     )
     parser.add_argument(
         "--health-port",
-        type=_port,
+        type=port,
         default=env.get("EPFABRIC_HEALTH_PORT", "8080"),
         help="port of /healthz and /readyz; 0 takes a free one and logs it (default 8080)",
     )
     parser.add_argument(
         "--metrics-port",
-        type=_port,
+        type=port,
         default=env.get("EPFABRIC_METRICS_PORT", "8443"),
         help="port of /metrics by HTTPS; 0 takes a free one and logs it (default 8443)",
     )
@@ -110,6 +114,19 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         metavar="FOLDER",
         default=env.get("EPFABRIC_METRICS_CERTIFICATE") or None,
         help="folder with tls.crt and tls.key for /metrics; without it a self-signed certificate",
+    )
+    parser.add_argument(
+        "--injection",
+        choices=["policy", "webhook"],
+        default=env.get("EPFABRIC_INJECTION", "policy"),
+        help="what gives pods their volume; webhook binds no policy (env EPFABRIC_INJECTION)",
+    )
+    parser.add_argument(
+        "--signs-webhook",
+        action="store_true",
+        default=env.get("EPFABRIC_SIGNS_WEBHOOK") == "true",
+        help="keep the webhook's certificate, which else somebody else makes"
+        " (env EPFABRIC_SIGNS_WEBHOOK=true)",
     )
     given = parser.parse_args(arguments)
     if not given.agent_image:
@@ -130,7 +147,7 @@ def _add_agents(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None
     )
     parser.add_argument(
         "--agent-port",
-        type=_port,
+        type=port,
         default=env.get("EPFABRIC_AGENT_PORT", "7470"),
         help="port of the agents among themselves; 0 takes a free one (env EPFABRIC_AGENT_PORT)",
     )
@@ -167,7 +184,7 @@ def _lease(text: str) -> int:
     return int(text)
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)

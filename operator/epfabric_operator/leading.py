@@ -22,6 +22,7 @@ from epfabric_operator.plan import PlanConfig
 from epfabric_operator.reconcile import Reconciler
 from epfabric_operator.signer import Places, Signer
 from epfabric_operator.tenure import Tenure
+from epfabric_operator.webhook_certificate import WebhookCertificate
 from epfabric_operator.worklist import EVERYTHING, Worklist
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,10 @@ class Leading:
         )
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
         places = Places(config.namespace, config.nodes_namespace)
-        signer = Signer(kube, places, events, self._metrics)
+        webhook = WebhookCertificate(kube, config.namespace) if config.signs_webhook else None
+        signer = Signer(kube, places, events, self._metrics, webhook)
         loop = Loop(worklist, reconciler, signer, config.resync_seconds, self._metrics)
-        if not policies:
+        if not policies and config.injection == "policy":
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")
         self._thread("nodes", nodes.run)
         self._thread("epnodes", epnode_watch(Kube(self._api), worklist).run)

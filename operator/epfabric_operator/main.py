@@ -13,7 +13,7 @@ from functools import partial
 
 from epfabric_crds import names
 
-from epfabric_operator import logs, metrics_server
+from epfabric_operator import logs, metrics_server, webhook
 from epfabric_operator.access import Access
 from epfabric_operator.chores import command
 from epfabric_operator.config import Config, parse
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0] in command.CHORES:
         return command.main(words)
+    if words[:1] == ["webhook"]:
+        return webhook.main(words[1:])
     config = parse(words)
     logs.configure(config.log_format, config.log_level)
     stop = threading.Event()
@@ -96,6 +98,8 @@ def operate(config: Config, stop: threading.Event) -> int:
     metrics = Metrics(config, lambda: tenure.left_s() > 0)
     leading = Leading(config, fenced, election, tenure, metrics)
     policies = wait_for_cluster(kube, stop)
+    if config.injection == "webhook":
+        policies = None
     try:
         probes = {"/healthz": leading.stuck, "/readyz": lambda: None}
         health = HealthServer(config.health_port, probes)

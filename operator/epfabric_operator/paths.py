@@ -6,6 +6,7 @@ API = f"/apis/{names.GROUP}/{names.VERSION}"
 FABRICS = f"{API}/{names.FABRICS}"
 EPNODES = f"{API}/{names.NODES}"
 NODES = "/api/v1/nodes"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
@@ -19,6 +20,10 @@ def epnode(name: str) -> str:
 
 def node(name: str) -> str:
     return f"{NODES}/{name}"
+
+
+def namespace(name: str) -> str:
+    return f"/api/v1/namespaces/{name}"
 
 
 def bindings(version: str) -> str:

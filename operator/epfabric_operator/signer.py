@@ -23,6 +23,7 @@ from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube, Object
 from epfabric_operator.metrics import Metrics
 from epfabric_operator.rotation import Authorities, turn
+from epfabric_operator.webhook_certificate import WebhookCertificate
 
 log = logging.getLogger(__name__)
 
@@ -120,23 +121,34 @@ def _told(found: Authorities) -> str:
 
 
 class Signer:
-    def __init__(self, kube: Kube, places: Places, events: EventWriter, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        places: Places,
+        events: EventWriter,
+        metrics: Metrics,
+        webhook: WebhookCertificate | None = None,
+    ) -> None:
+        """`webhook`: whose certificate is kept beside those of agents."""
         self._kube = kube
+        self._webhook = webhook
         self._places = places
         self._store = AuthorityStore(kube, places)
         self._events = events
         self._metrics = metrics
 
-    def refresh(self) -> Authority:
-        """The authority that signs now, as the cluster has it."""
-        return self._store.current().signing
+    def refresh(self) -> None:
+        """The authorities, and what they sign unasked, as they should be now. Raises ApiError."""
+        found = self._store.current()
+        if self._webhook is not None:
+            self._webhook.refresh(found)
 
     def answer(self, name: str) -> None:
         """Sign or deny one request, if it is ours and open. Level-triggered: safe to repeat."""
         csr = self._kube.get(paths.csr(name))
         if csr is None or not is_open(csr):
             return
-        authority = self.refresh()
+        authority = self._store.current().signing
         try:
             request = check(csr, self._places.nodes, self._node_of(csr))
         except Refused as refusal:

@@ -52,12 +52,6 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], says: str) -> 
         helm.template({**OFFLINE, **values}, SYSTEM)
 
 
-def test_a_cluster_without_the_policies_api_is_refused_with_what_to_do() -> None:
-    """A client-side rendering knows no such API unless told."""
-    with pytest.raises(HarnessError, match=r"use Kubernetes 1\.36 or newer"):
-        helm.template({}, SYSTEM)
-
-
 def test_values_reach_what_they_are_for() -> None:
     image = {"repository": "registry.example/agent", "tag": "9"}
     objects = rendered(

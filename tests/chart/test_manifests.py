@@ -18,9 +18,11 @@ UNKNOWN = {
     "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy": "Kubernetes 1.34 and 1.35",
     "security.openshift.io/v1/SecurityContextConstraints": "OpenShift's own API",
     "monitoring.coreos.com/v1/PrometheusRule": "the Prometheus operator's own API",
+    "cert-manager.io/v1/Certificate": "cert-manager's own API",
 }
 
 HOOKS = ("epfabric-crds", "epfabric-uninstall", "epfabric-uninstall-finish", "epfabric-check")
+SERVERS = ("epfabric-csi", "epfabric-slots", "epfabric-operator", "epfabric-webhook", *HOOKS)
 # What kube-score would have otherwise: (object, check) → why it stays.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("epfabric-csi", "container-security-context-privileged"): (
@@ -36,14 +38,14 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
             "a CPU limit throttles by quota when a burst comes; the request is what counts, and"
             " memory, which cannot be taken back, has its limit"
         )
-        for name in ("epfabric-csi", "epfabric-slots", "epfabric-operator", *HOOKS)
+        for name in SERVERS
     },
     **{
         (name, "container-image-pull-policy"): (
             "a tag or digest names one image for ever; with Always a registry that is away would"
             " keep pods from starting on nodes that have it"
         )
-        for name in ("epfabric-csi", "epfabric-slots", "epfabric-operator", *HOOKS)
+        for name in SERVERS
     },
     **{
         (name, "pod-networkpolicy"): (
@@ -51,8 +53,14 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         )
         for name in HOOKS
     },
-    ("epfabric-operator", "deployment-has-host-podantiaffinity"): (
-        "topologySpreadConstraints spread the replicas, over zones too"
+    **{
+        (name, "deployment-has-host-podantiaffinity"): (
+            "topologySpreadConstraints spread the replicas, over zones too"
+        )
+        for name in ("epfabric-operator", "epfabric-webhook")
+    },
+    ("epfabric-operator", "deployment-replicas"): (
+        "one leads; its Service shows metrics, which may be away for a moment"
     ),
 }
 # With networkPolicy.enabled=false.

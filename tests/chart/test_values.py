@@ -23,6 +23,7 @@ TEMPLATES = {
 WHOLE = {
     *("operator.resources", "csi.resources", "slots.resources"),
     *("operator.nodeSelector", "csi.nodeSelector"),
+    "injection.webhook.resources",
     *("dashboards.grafana.labels", "dashboards.perses.labels", "alerts.labels"),
 }
 CHANCE = r"\b(rand\w*|now|date\w*|ago|uuidv4|gen(CA|PrivateKey|SelfSigned)\w*|htpasswd|lookup)\b"

@@ -50,6 +50,14 @@ VARIANTS: dict[str, Object] = {
         "slots": {"mode": "device-plugin"},
     },
     "slots by DRA": {"slots": {"mode": "dra"}},
+    "webhook": {"injection": {"mode": "webhook"}},
+    "webhook with another's certificate": {
+        "injection": {
+            "mode": "webhook",
+            "webhook": {"certManager": {"enabled": True, "issuerRef": {"name": "ours"}}},
+        },
+        "operator": {"metricsCertificate": "metrics"},
+    },
 }
 
 

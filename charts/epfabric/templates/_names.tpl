@@ -38,8 +38,21 @@ system:serviceaccount:{{ include "epfabric.nodesNamespace" . }}:epfabric-agent
 {{ $group }}/v1
 {{- else if .Capabilities.APIVersions.Has (printf "%s/v1beta1/MutatingAdmissionPolicy" $group) -}}
 {{ $group }}/v1beta1
+{{- end -}}
+{{- end }}
+
+{{- /* `policy` or `webhook`: what gives pods their volume. */ -}}
+{{- define "epfabric.injectionMode" -}}
+{{- $served := include "epfabric.policyVersion" . -}}
+{{- if ne .Values.injection.mode "auto" -}}
+{{- if and (eq .Values.injection.mode "policy") (not $served) -}}
+{{- fail "injection.mode is policy, but this cluster serves no MutatingAdmissionPolicy: use Kubernetes 1.36 or newer, switch admissionregistration.k8s.io/v1beta1 on in 1.34 or 1.35, or leave injection.mode at auto for the webhook; where the chart is rendered without a cluster, set injection.policyVersion" -}}
+{{- end -}}
+{{ .Values.injection.mode }}
+{{- else if $served -}}
+policy
 {{- else -}}
-{{- fail "this cluster serves no MutatingAdmissionPolicy, by which pods get their volume: use Kubernetes 1.36 or newer, or switch admissionregistration.k8s.io/v1beta1 on in 1.34 or 1.35; where the chart is rendered without a cluster, set injection.policyVersion" -}}
+webhook
 {{- end -}}
 {{- end }}
 

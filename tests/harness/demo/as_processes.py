@@ -34,7 +34,9 @@ def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[
             ),
         )
         # Pods share this machine's network: take ports that nobody has.
-        ports = {"operator": {"healthPort": free_ports(1)[0]}, "agent": {"port": 0}}
+        health, metrics = free_ports(2)
+        operator = {"healthPort": health, "metricsPort": metrics}
+        ports = {"operator": operator, "agent": {"port": 0}}
         with site.furnished(made, ports):
             yield made
 
