@@ -25,10 +25,12 @@ class Site:
     admin: As
     kubelet: Kubelet
     port: int
+    metrics_port: int
 
     def values(self, **more: Object) -> Object:
         """Pods share this machine's network: ports that nobody has."""
-        operator = {"healthPort": self.port, **more.pop("operator", {})}
+        ports = {"healthPort": self.port, "metricsPort": self.metrics_port}
+        operator = {**ports, **more.pop("operator", {})}
         return {"operator": operator, "agent": {"port": 0}, **more}
 
     def install(self, **more: Object) -> None:
@@ -110,4 +112,4 @@ class Site:
 
 
 def made_site(admin: As, kubelet: Kubelet) -> Site:
-    return Site(admin, kubelet, free_ports(1)[0])
+    return Site(admin, kubelet, *free_ports(2))

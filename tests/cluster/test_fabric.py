@@ -181,8 +181,7 @@ def exchange(running: Site) -> None:
         found = []
         for pod in running.pods(ranks.NAMESPACE, ranks.SELECTOR):
             name = pod["metadata"]["name"]
-            logs = running.kubelet.logs(ranks.NAMESPACE, name, ranks.CONTAINER)
-            found.append(checks.result_of(logs, name))
+            found.append(checks.result_of(running.logs(pod), name))
         checks.check_results(sorted(found, key=lambda result: int(result["rank"])), QUICK)
     finally:
         ranks.delete(running)
@@ -191,7 +190,7 @@ def exchange(running: Site) -> None:
 def test_an_exchange_over_tcp_needs_no_capability_of_the_agents(running: Site) -> None:
     with fabric(running):
         agents = running.agents()
-        assert len(agents) == site.NODES
+        assert len(agents) == as_processes.NODES
         for pid in agents:
             lines = dict(
                 line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
