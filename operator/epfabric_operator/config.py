@@ -102,6 +102,19 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         default=env.get("EPFABRIC_HEALTH_PORT", "8080"),
         help="port of /healthz and /readyz; 0 takes a free one and logs it (default 8080)",
     )
+    _add_served(parser, env)
+    given = parser.parse_args(arguments)
+    if not given.agent_image:
+        parser.error("--agent-image or EPFABRIC_AGENT_IMAGE must name the agents' image")
+    try:
+        url = metrics_url(env)
+    except ValueError as error:
+        parser.error(str(error))
+    pod = env.get("POD_NAME") or socket.gethostname()
+    return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}", metrics_url=url)
+
+
+def _add_served(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
     parser.add_argument(
         "--metrics-port",
         type=port,
@@ -128,15 +141,6 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         help="keep the webhook's certificate, which else somebody else makes"
         " (env EPFABRIC_SIGNS_WEBHOOK=true)",
     )
-    given = parser.parse_args(arguments)
-    if not given.agent_image:
-        parser.error("--agent-image or EPFABRIC_AGENT_IMAGE must name the agents' image")
-    try:
-        url = metrics_url(env)
-    except ValueError as error:
-        parser.error(str(error))
-    pod = env.get("POD_NAME") or socket.gethostname()
-    return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}", metrics_url=url)
 
 
 def _add_agents(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
