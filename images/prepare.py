@@ -42,11 +42,12 @@ sys.exit(main())
 """
 
 
-def build_requirements(root: Path) -> list[str]:
+def build_requirements(folders: list[Path]) -> list[str]:
     """What the parts' pyproject.toml files pin for building them."""
-    found = set()
-    for path in root.glob("**/pyproject.toml"):
-        found |= set(tomllib.loads(path.read_text()).get("build-system", {}).get("requires", ()))
+    found: set[str] = set()
+    for folder in folders:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        found |= set(project["build-system"]["requires"])
     return sorted(found)
 
 
@@ -125,7 +126,7 @@ def main(words: list[str]) -> int:
     step, *paths = words or [""]
     folders = [Path(path) for path in paths]
     if step == "build-requirements":
-        print("\n".join(build_requirements(Path())))
+        print("\n".join(build_requirements(folders)))
     elif step == "csi":
         csi(*folders)
     elif step == "finish":
@@ -134,7 +135,7 @@ def main(words: list[str]) -> int:
         debian(*folders)
     else:
         print(
-            "steps: build-requirements | csi AGENT ENVIRONMENT | finish ENVIRONMENT | debian ROOT"
+            "build-requirements FOLDER… | csi AGENT ENVIRONMENT | finish ENVIRONMENT | debian ROOT"
         )
         return 2
     return 0

@@ -1,6 +1,6 @@
 """Builds the Go programs that the tests use, once a content; `python -m harness.build [SET…]`.
 
-`all` and `images` build EPFabric's images too (`harness.images`).
+`all` also builds EPFabric's `images`; `arm64` builds its native code (modules of that name here).
 
 The key of a build is its go.mod, go.sum, flags and Go's version. Results lie in
 `$EPFABRIC_CACHE/bin/<set>-<key>` (default `~/.cache/epfabric`), published by a rename.
@@ -138,7 +138,7 @@ SETS = {
         expected_s=70,
     ),
 }
-CHOICES = (*SETS, "images")
+CHOICES = (*SETS, "images", "arm64")
 
 
 def cache() -> Path:
@@ -257,16 +257,16 @@ def say(text: str) -> None:
 
 
 def everything() -> tuple[str, ...]:
-    """All that this user can build; images need root."""
-    return CHOICES if os.geteuid() == 0 else tuple(SETS)
+    """All that this user can build and several tiers need; images need root."""
+    return (*SETS, "images") if os.geteuid() == 0 else tuple(SETS)
 
 
 def built(name: str) -> dict[str, Path]:
-    if name != "images":
-        return programs(name)
-    from harness import images  # it uses this module
+    from harness import arm64, images  # they use this module
 
-    return images.archives()
+    if name == "images":
+        return images.archives()
+    return arm64.built().programs if name == "arm64" else programs(name)
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ class Buildah:
 
     def __call__(self, *words: str, what: str = "") -> str:
         store = ["--root", str(self.folder / "store"), "--runroot", str(self.folder / "run")]
-        return run(["nice", "buildah", *store, *words], what, self._environment).strip()
+        return run(["buildah", *store, *words], what, self._environment).strip()
 
     def has(self, name: str) -> bool:
         return name in self("images", "--format", "{{.Name}}:{{.Tag}}").splitlines()

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.build import cache, locked
 from harness.images.buildah import output
-from harness.images.store import Image, store
+from harness.images.store import Image, new_container, store
 from harness.process import Process, Processes
 
 
@@ -44,7 +44,7 @@ class Unpacked:
 def unpacked(image: Image) -> Iterator[Unpacked]:
     """The image's root folder, writable and of this caller alone; gone afterwards."""
     with locked(cache() / "images" / "store.lock", "another build of images"), store() as buildah:
-        made = buildah("from", "--pull-never", f"oci-archive:{image.archive}")
+        made = new_container(buildah, f"oci-archive:{image.archive}")
         root = Path(buildah("mount", made))
         told = json.loads(buildah("inspect", "--type", "container", made))
     try:

@@ -14,6 +14,7 @@ from harness.images.buildah import output
 MEMBERS = ("crds", "operator", "agent", "kernels", "kernels/host")
 EVERY_IMAGE = (
     "Dockerfile",
+    "images/build.sh",
     "images/prepare.py",
     "pyproject.toml",
     "uv.lock",

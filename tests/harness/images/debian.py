@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.build import cache, say
-from harness.images.buildah import output
+from harness.images.buildah import output, run
 from harness.process import HarnessError
 
 SUITE = "trixie"
@@ -74,7 +74,7 @@ def keyring() -> bytes:
 def base_key(prepare: Path) -> str:
     """What goes into the base, but for the packages' versions: those are of the day it is made."""
     digest = hashlib.sha256(prepare.read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    digest.update(repr((SUITE, PACKAGES, LEFT_OUT)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -85,28 +85,31 @@ def base(prepare: Path) -> Path:
         return archive
     archive.parent.mkdir(parents=True, exist_ok=True)
     say(f"making the images' base, Debian {SUITE}, from packages (about a minute)")
-    with (
-        tempfile.TemporaryDirectory(prefix=".base-", dir=archive.parent) as folder,
-        tempfile.NamedTemporaryFile(suffix=".gpg") as ring,
-    ):
+    with tempfile.TemporaryDirectory(prefix=".base-", dir=archive.parent) as folder:
         made = Path(folder, "base.tar")
-        ring.write(keyring())
-        ring.flush()
-        os.chmod(ring.name, 0o644)  # apt's own user reads it
-        command = ["nice", "mmdebstrap", "--variant=minbase"]
-        command += [f"--include={','.join(PACKAGES)}"]
-        command += [f"--dpkgopt={option}" for option in LEFT_OUT]
-        command += [
+        options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
+        options += [f"--dpkgopt={option}" for option in LEFT_OUT]
+        options += [
             f'--customize-hook=copy-in "{prepare}" /tmp',
             f'--customize-hook=chroot "$1" python3 /tmp/{prepare.name} debian /',
             # What the building machine takes packages from is nobody else's business.
             f'--customize-hook=rm -rf "$1/tmp/{prepare.name}" "$1"/etc/apt/sources.list*/* '
             '"$1/etc/apt/sources.list"',
         ]
-        lines = [source.line(ring.name) for source in host_sources()]
-        output([*command, SUITE, str(made), *lines], SOURCE_DATE_EPOCH=EPOCH)
+        mmdebstrap(options, made)
         made.rename(archive)
     return archive
+
+
+def mmdebstrap(options: list[str], target: Path) -> None:
+    """Makes a Debian tree or archive from the host's mirror."""
+    with tempfile.NamedTemporaryFile(suffix=".gpg") as ring:
+        ring.write(keyring())
+        ring.flush()
+        os.chmod(ring.name, 0o644)  # apt's own user reads it
+        lines = [source.line(ring.name) for source in host_sources()]
+        command = ["mmdebstrap", *options, SUITE, str(target), *lines]
+        run(command, f"making {target.name} from Debian's packages", {"SOURCE_DATE_EPOCH": EPOCH})
 
 
 def write_apt_settings(folder: Path, seen_as: str) -> None:

@@ -46,6 +46,8 @@ def write(folder: Path) -> None:
     """
     pip = "\n".join(path.read_text() for path in existing(PIP_FILES))
     lines = [f"export APT_CONFIG={SEEN_AS}/apt.conf"]
+    # A second build is to show that compilers give the same bytes, not that a cache does.
+    lines.append('if [ -n "${AGAIN:-}" ]; then export CCACHE_RECACHE=1; fi')
     for name, part in (("UV_CACHE_DIR", "uv"), ("PIP_CACHE_DIR", "pip"), ("CCACHE_DIR", "ccache")):
         lines.append(f"export {name}={CACHE_SEEN_AS}/{part}")
     chosen = settings(os.environ, pip)
