@@ -39,7 +39,7 @@ def main() -> int:
         say("the same under compute-sanitizer, on one node")
         code = run("pytest", *TESTS, "-k", "not tcp", under=SANITIZER)
     if code == 0 and not options.no_bench:
-        code = run("epfabric_bench", "--plot", "gpu_fifo")
+        code = run("epfabric_bench", "--plot", "gpu_fifo", "low_latency")
     return code
 
 

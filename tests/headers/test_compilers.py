@@ -12,9 +12,12 @@ HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "kernels/epfabric/include"
 HEADERS = sorted(p.name for p in (INCLUDE / "epfabric").glob("*.h"))
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+CUDA = INCLUDE.parent / "cuda"
+LOW_LATENCY = ["dispatch_bf16", "dispatch_fp8", "combine"]
 KERNELS = {
-    "push_kernel.cu": ["push_batch", "push_others", "take_one", "wait_for"],
-    "device_kernel.cu": ["push_shared", "push_owned", "wait_all"],
+    HERE / "push_kernel.cu": ["push_batch", "push_others", "take_one", "wait_for"],
+    HERE / "device_kernel.cu": ["push_shared", "push_owned", "wait_all"],
+    CUDA / "low_latency.cu": LOW_LATENCY,
 }
 
 
@@ -69,10 +72,10 @@ def entry(ptx: str, kernel: str) -> str:
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 
 
-def to_ptx(source: str, architecture: str) -> str:
+def to_ptx(source: Path, architecture: str) -> str:
     nvrtc = Nvrtc()
     assert nvrtc.version >= (12, 8)
-    ptx, code = nvrtc.compile(HERE / source, f"-arch={architecture}", f"-I{INCLUDE}", "-std=c++20")
+    ptx, code = nvrtc.compile(source, f"-arch={architecture}", f"-I{INCLUDE}", "-std=c++20")
     assert code.startswith(b"\x7fELF"), "the assembler saw the PTX of the platform headers"
     assert all(f".entry {kernel}(" in ptx for kernel in KERNELS[source])
     return ptx
@@ -84,7 +87,7 @@ def count(pattern: str, text: str) -> int:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_makes_a_kernel_of_every_device_path(architecture: str) -> None:
-    ptx = to_ptx("push_kernel.cu", architecture)
+    ptx = to_ptx(HERE / "push_kernel.cu", architecture)
     push = entry(ptx, "push_batch")
     assert count(r"fence\.acq_rel\.sys", push) == 1, "the fence is paid once a batch"
     assert count(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", push), "a slot is one 16-byte store"
@@ -93,7 +96,7 @@ def test_nvrtc_makes_a_kernel_of_every_device_path(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_warp_pays_one_fence_and_one_atomic_for_all_its_commands(architecture: str) -> None:
-    ptx = to_ptx("device_kernel.cu", architecture)
+    ptx = to_ptx(HERE / "device_kernel.cu", architecture)
     shared, owned = entry(ptx, "push_shared"), entry(ptx, "push_owned")
     # One in each: before the slots. The shared ring has another, where it has waited for room.
     assert (count(r"fence\.acq_rel\.sys", shared), count(r"fence\.acq_rel\.sys", owned)) == (2, 1)
@@ -112,9 +115,18 @@ def hip_targets() -> list[str]:
     return ["gfx942", *(["gfx950"] if "gfx950" in known else [])]
 
 
-@pytest.mark.parametrize("source", KERNELS)
-def test_hip_makes_a_kernel_of_every_device_path(source: str, tmp_path: Path) -> None:
-    path = str(HERE / source)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_makes_the_low_latency_kernels(architecture: str) -> None:
+    ptx = to_ptx(CUDA / "low_latency.cu", architecture)
+    own_cast = count(r"cvt\.rn\.satfinite\.e4m3x2", entry(ptx, "dispatch_fp8")) > 0
+    assert own_cast == (architecture != "sm_80"), "the GPU's own conversion where it has one"
+    for kernel in LOW_LATENCY:
+        assert ".maxntid 1024" in entry(ptx, kernel), "a block has to fit on a processor"
+
+
+@pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
+def test_hip_makes_a_kernel_of_every_device_path(source: Path, tmp_path: Path) -> None:
+    path = str(source)
     base = ["clang-19", "-x", "hip", "-nogpuinc", "-nogpulib", "-std=c++20", *WARNINGS,
             f"-I{INCLUDE}"]  # fmt: skip
     for target in hip_targets():
@@ -133,4 +145,9 @@ def test_only_the_platform_headers_know_the_machine() -> None:
     sources = [p for p in root.rglob("*") if p.suffix in {".h", ".cuh", ".cc", ".cu"}]
     assert len(sources) > len(HEADERS)
     found = {p.name for p in sources if builtin.search(p.read_text())}
-    assert found == {"platform.h", "platform_gpu.cuh"}
+    assert found == {
+        "platform.h",
+        "platform_block.cuh",
+        "platform_gpu.cuh",
+        "platform_number.cuh",
+    }

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import barrier, fifo, gpu_fifo, proxy, transport
+from . import barrier, fifo, gpu_fifo, low_latency, proxy, transport
 
 BENCHES: dict[str, Bench] = {
     bench.name: bench
-    for bench in (fifo.BENCH, proxy.BENCH, barrier.BENCH, transport.BENCH, gpu_fifo.BENCH)
+    for bench in (
+        fifo.BENCH,
+        proxy.BENCH,
+        barrier.BENCH,
+        transport.BENCH,
+        gpu_fifo.BENCH,
+        low_latency.BENCH,
+    )
 }

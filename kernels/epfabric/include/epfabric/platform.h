@@ -1,6 +1,7 @@
 // What differs between g++, nvcc, NVRTC and clang-hip, in one place; included by every other header
-// here. With platform_gpu.cuh the only file with PTX or vendor builtins. Scopes: every access below
-// is system scope, since the partner may be a GPU, a CPU thread of another process, or a NIC.
+// here. With the other platform headers the only one with PTX or vendor builtins. Scopes: every
+// access below is system scope, since the partner may be a GPU, a CPU thread of another process, or
+// a NIC.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -9,11 +10,13 @@ using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
+using int32_t = int;
 using int64_t = long long;
 }  // namespace epfabric
 #else
 #include <cstdint>
 namespace epfabric {
+using std::int32_t;
 using std::int64_t;
 using std::uint16_t;
 using std::uint32_t;

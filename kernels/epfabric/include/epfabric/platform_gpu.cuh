@@ -78,6 +78,16 @@ EPF_DEVICE inline uint64_t fetch_add_device(uint64_t* word, uint64_t value) {
 #endif
 }
 
+// Orders what the caller did before against what it does after, for threads of this GPU; together
+// with a release or acquire at system scope by one of them also for others.
+EPF_DEVICE inline void fence_device() {
+#if defined(EPF_CUDA_CODE)
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#elif defined(EPF_HIP_CODE)
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
+#endif
+}
+
 EPF_DEVICE inline uint64_t load_device(const uint64_t* word) {
 #if defined(EPF_CUDA_CODE)
   uint64_t value;

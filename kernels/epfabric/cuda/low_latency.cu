@@ -1,0 +1,61 @@
+// The low-latency kernels as they are launched; compiled by epfabric.cuda.low_latency.
+#include "epfabric/combine.cuh"
+
+namespace epfabric {
+
+constexpr uint32_t kThreads = 1024;
+
+template <bool kFp8>
+EPF_DEVICE void dispatch(const DeviceBuffer& buffer, const DispatchCall& call) {
+  EPF_SHARED Here here;
+  const BufferState& state = *buffer.state;
+  if (!look(buffer, &state.dispatch_sent, &state.dispatch_received, here)) return;
+  if ((call.phases & kPhaseSend) != 0) dispatch_send<kFp8>(buffer, here, call);
+  if ((call.phases & kPhaseReceive) != 0) dispatch_receive<kFp8>(buffer, here, call);
+}
+
+}  // namespace epfabric
+
+using namespace epfabric;
+
+EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
+    dispatch_bf16(const DeviceBuffer buffer, const DispatchCall call) {
+  epfabric::dispatch<false>(buffer, call);
+}
+
+EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
+    dispatch_fp8(const DeviceBuffer buffer, const DispatchCall call) {
+  epfabric::dispatch<true>(buffer, call);
+}
+
+EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
+    combine(const DeviceBuffer buffer, const CombineCall call) {
+  EPF_SHARED Here here;
+  const BufferState& state = *buffer.state;
+  if (!look(buffer, &state.combine_sent, &state.combine_received, here)) return;
+  if ((call.phases & kPhaseSend) != 0) combine_send(buffer, here, call);
+  if ((call.phases & kPhaseReceive) != 0) combine_receive(buffer, here, call);
+}
+
+// For the mirrors in Python: offsets and sizes as this compiler has them.
+EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
+  const Window at = window_of(shape);
+  const uint64_t values[] = {at.dispatch_words,
+                             at.weight_words,
+                             at.combine_words,
+                             at.dispatch_credits,
+                             at.combine_credits,
+                             at.counts,
+                             at.weights,
+                             at.messages,
+                             at.rows,
+                             at.bytes,
+                             shape.message_bytes(false),
+                             shape.message_bytes(true),
+                             shape.copies(),
+                             sizeof(BufferState),
+                             sizeof(DeviceBuffer),
+                             sizeof(DispatchCall),
+                             sizeof(CombineCall)};
+  for (uint32_t i = 0; i < sizeof values / 8; ++i) out[i] = values[i];
+}

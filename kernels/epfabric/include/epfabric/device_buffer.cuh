@@ -1,0 +1,170 @@
+// A rank's expert-parallel buffer as its kernels see it: the windows of all ranks, the call's
+// number, waits. Everything that changes lies in GPU memory, so that a captured graph can be
+// replayed. Filled by epfabric.cuda.low_latency (its mirror is checked against this one).
+#pragma once
+
+#include "fifo.h"
+#include "platform_block.cuh"
+#include "window.h"
+
+namespace epfabric {
+
+// What a wait was for, when it failed.
+enum class Awaited : uint32_t { kNothing, kCredit, kTokens, kWeights, kRows };
+
+// Counts of calls, and of blocks that have come to the end of a part of the running one.
+struct BufferState {
+  uint64_t dispatch_sent, dispatch_received, combine_sent, combine_received;
+  uint64_t arrived_sent, arrived_received, arrived_weights, arrived_sums, arrived_rows;
+  uint64_t failed;  // Awaited << 32 | rank; not 0: the buffer's kernels do nothing any more
+};
+
+struct DeviceBuffer {
+  unsigned char* const* windows;  // by rank, as this GPU reaches them
+  BufferState* state;
+  uint64_t* messages;  // by destination rank: of the running dispatch
+  uint64_t* counts;    // by expert: tokens of the running dispatch
+  uint64_t* masked;    // by rank: not 0 when nothing goes there or comes from there
+  AbortWords aborts;
+  uint64_t timeout_ns;
+  Shape shape;
+  uint32_t rank;
+  uint32_t mask;  // a rank that does not come in time is masked; otherwise the buffer has failed
+  uint32_t reserved;
+};
+
+// What a block reads once, when it begins; in shared memory.
+struct Here {
+  unsigned char* windows[kWindowRanks];
+  uint32_t masked[kWindowRanks];
+  uint64_t sent, received;  // calls of this kind
+  uint64_t failed;
+
+  template <typename Item>
+  EPF_DEVICE Item* at(uint32_t owner, uint64_t offset) const {
+    return reinterpret_cast<Item*>(windows[owner] + offset);
+  }
+};
+
+// By a block, first of all. False: do nothing, the buffer has failed.
+EPF_DEVICE inline bool look(const DeviceBuffer& buffer, const uint64_t* sent,
+                            const uint64_t* received, Here& here) {
+  const uint32_t me = platform::thread();
+  if (me == platform::threads() - 1) here.failed = platform::load_device(&buffer.state->failed);
+  if (me == platform::threads() - 2) here.sent = platform::load_device(sent);
+  if (me == platform::threads() - 3) here.received = platform::load_device(received);
+  for (uint32_t rank = me; rank < buffer.shape.world; rank += platform::threads()) {
+    here.windows[rank] = buffer.windows[rank];
+    here.masked[rank] = platform::load_device(buffer.masked + rank) != 0;
+  }
+  platform::block_barrier();
+  return here.failed == 0;
+}
+
+// Of a table [parity][rank] of words: where `other` says something of the call.
+EPF_DEVICE inline uint64_t place_of(const DeviceBuffer& buffer, uint64_t table, uint64_t call,
+                                    uint32_t other) {
+  return table + ((call % kParities) * buffer.shape.world + other) * 8;
+}
+
+// Call n (from 0) is n + 1 in words, of which 32 bits are kept.
+EPF_DEVICE inline uint64_t word_of(uint64_t call, uint32_t count) {
+  return uint64_t{static_cast<uint32_t>(call + 1)} << 32 | count;
+}
+
+namespace detail {
+
+EPF_DEVICE inline void give_up(const DeviceBuffer& buffer, uint32_t from, Awaited what) {
+  if (buffer.mask != 0) return platform::store_device(buffer.masked + from, 1);
+  platform::store_device(&buffer.state->failed, uint64_t{static_cast<uint32_t>(what)} << 32 | from);
+}
+
+// `there()` looks with an acquire load. False, and masked for this block: when `from` will not
+// come, or the buffer has failed.
+template <typename There>
+EPF_DEVICE bool await(const DeviceBuffer& buffer, Here& here, uint32_t from, Awaited what,
+                      There there) {
+  if (here.masked[from] != 0) return false;
+  uint64_t begin = 0;
+  for (uint32_t look = 0;; ++look) {
+    if (there()) return true;
+    if (begin == 0) begin = platform::clock_ns();
+    if ((look & 63) == 63) {
+      const bool late = platform::clock_ns() - begin > buffer.timeout_ns;
+      if (late || buffer.aborts.set()) give_up(buffer, from, what);
+      if (platform::load_device(buffer.masked + from) != 0 ||
+          platform::load_device(&buffer.state->failed) != 0) {
+        here.masked[from] = 1;
+        return false;
+      }
+    }
+    platform::pause(look);
+  }
+}
+
+}  // namespace detail
+
+// By one thread: waits until `from` has said of the call what this table holds; its count then.
+// 0 when it will not.
+EPF_DEVICE inline uint32_t await_word(const DeviceBuffer& buffer, Here& here, uint64_t table,
+                                      uint64_t call, uint32_t from, Awaited what) {
+  const auto* word = here.at<uint64_t>(buffer.rank, place_of(buffer, table, call, from));
+  uint64_t value = 0;
+  const bool came = detail::await(buffer, here, from, what, [&] {
+    value = platform::load_acquire(word);
+    const uint32_t ahead = static_cast<uint32_t>(value >> 32) - static_cast<uint32_t>(call + 1);
+    return ahead < 0x80000000u;
+  });
+  return came ? static_cast<uint32_t>(value) : 0;
+}
+
+// By a block: waits until every rank is done with what this one wrote for the call before last.
+EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uint64_t table) {
+  const uint64_t call = here.sent;
+  if (call < kParities) return;
+  for (uint32_t to = platform::thread(); to < buffer.shape.world; to += platform::threads()) {
+    const uint64_t* credit = here.at<uint64_t>(buffer.rank, table) + to;
+    detail::await(buffer, here, to, Awaited::kCredit,
+                  [&] { return platform::load_acquire(credit) + kParities > call; });
+  }
+  platform::block_barrier();
+}
+
+// By a block: true for the last of the grid; what the others did before is then visible to it, and
+// to whoever sees a release store of its threads.
+EPF_DEVICE inline bool last_block(uint64_t* arrived) {
+  EPF_SHARED uint32_t last;
+  platform::block_barrier();
+  if (platform::thread() == 0) {
+    platform::fence_device();
+    last = platform::fetch_add_device(arrived, 1) == platform::blocks() - 1;
+    if (last != 0) platform::store_device(arrived, 0);
+    platform::fence_device();
+  }
+  platform::block_barrier();
+  return last != 0;
+}
+
+// By a block, last of all: when every block has come here, each rank is told that what it wrote for
+// the call is not needed any more, and `received` grows.
+EPF_DEVICE inline void finish(const DeviceBuffer& buffer, const Here& here, uint64_t table,
+                              uint64_t* arrived, uint64_t* received) {
+  platform::block_barrier();
+  if (platform::thread() >= platform::kWarpSize) return;
+  uint64_t before = 0;
+  if (platform::lane() == 0) {
+    platform::fence_device();
+    before = platform::fetch_add_device(arrived, 1);
+  }
+  if (platform::broadcast(before, 0) != platform::blocks() - 1) return;
+  for (uint32_t to = platform::lane(); to < buffer.shape.world; to += platform::kWarpSize) {
+    // Partner: await_credits(). The reads of all blocks came before their place in `arrived`.
+    auto* credit = here.at<uint64_t>(to, table) + buffer.rank;
+    if (here.masked[to] == 0) platform::store_release(credit, here.received + 1);
+  }
+  if (platform::lane() != 0) return;
+  platform::store_device(arrived, 0);
+  platform::store_device(received, here.received + 1);
+}
+
+}  // namespace epfabric
