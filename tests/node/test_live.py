@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .fabric import Fabric, Inode, Json
+from .fabric import Fabric, Inode, Json, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,6 +33,26 @@ def test_ranks_do_not_notice_a_restart(fabric: Fabric, part: str) -> None:
         fabric.await_rounds(one)
         assert fabric.joined(one) == 1
         same_container(fabric, one, status)
+
+
+def test_an_agent_that_comes_back_serves_the_same_directory(fabric: Fabric) -> None:
+    pair = fabric.pair("agent")
+    node = fabric.nodes[0]
+    directory = fabric.inode_in(pair[0])
+    made = (fabric.volume_in(pair[0]) / "agent.sock").stat().st_ctime_ns
+    before = [fabric.status_of(one) for one in pair]
+    (agent,) = [one for one in fabric.agents() if one["spec"]["nodeName"] == node.name]
+    path = f"/api/v1/namespaces/{agent['metadata']['namespace']}/pods"
+    fabric.api.delete(f"{path}/{agent['metadata']['name']}", {})
+    eventually(
+        lambda: (fabric.volume_in(pair[0]) / "agent.sock").stat().st_ctime_ns > made,
+        "a new socket lies in the pod's directory",
+    )
+    for one, status in zip(pair, before, strict=True):
+        eventually(lambda one=one: fabric.joined(one) > 1, "the rank joined again")  # type: ignore[misc]
+        fabric.await_rounds(one)
+        same_container(fabric, one, status)
+    assert fabric.inode_in(pair[0]) == directory
 
 
 def test_a_driver_that_comes_back_finds_its_volumes(fabric: Fabric) -> None:
