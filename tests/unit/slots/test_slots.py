@@ -141,6 +141,8 @@ def test_a_claim_is_prepared_once_and_again_after_a_reboot(tmp_path: Path) -> No
     assert claims(tmp_path, server, "boot-2").prepare(CLAIM) == first
     assert cdi(tmp_path)
     assert server.asked == 2
+    assert claims(tmp_path, server, "boot-3").prepare(CLAIM) == first  # a /var/run that stays
+    assert server.asked == 3
     later = claims(tmp_path, server, "boot-2")
     for _ in range(2):
         later.unprepare(CLAIM)
