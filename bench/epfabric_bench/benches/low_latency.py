@@ -244,8 +244,6 @@ BENCH = Bench(
     "low_latency",
     "dispatch and combine of two ranks on one GPU",
     measure,
-    (
-        Limit("host_seconds_a_call", None, 20e-6),
-    ),
+    (Limit("host_seconds_a_call", None, 20e-6),),
     missing,
 )
