@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def test_answers_are_read_as_the_header_lays_them_out(kernels: dict[str, bytes])
     found = answer(kernels["answer"])
     assert dcb.pfc_of(found) == "1,0,0,1,0,0,0,0"
     assert dcb.trust_of(found) == "dscp=" + "-" * 46 + "5" + "-" * 17
+
+
+def test_an_answer_that_is_cut_short_is_a_refusal(kernels: dict[str, bytes]) -> None:
+    """With its own length and with the whole one's."""
+    whole, refused = kernels["answer"], 0
+    for cut in range(len(whole)):
+        for length in (cut, len(whole)):
+            try:
+                found = dcb.decode((struct.pack("=I", length) + whole[4:])[:cut], dcb.DcbMessage)
+                dcb.pfc_of(found)
+                dcb.trust_of(found)
+            except dcb.DcbError:
+                refused += 1
+    assert refused > len(whole)
 
 
 def test_a_refusal_is_a_byte_in_the_answer(kernels: dict[str, bytes]) -> None:

@@ -140,7 +140,8 @@ class Changer:
                     raise OSError(f"{pending.setting} is {found}, not {pending.old}")
         except OSError as error:
             _log.error("%s: %s is not rolled back: %s", pending.key, pending.setting, error)
-            return f"{why}; it could not be rolled back yet: {error}"
+            at = f"{pending.setting} of {pending.key} to {pending.old}"
+            return f"{why}; {at} could not be rolled back yet: {error}"
         reason = f"{why}; {pending.setting} was rolled back to {pending.old}"
         self._journal.undone(reason, self._clock.now() + retry_s)
         _log.warning("%s: %s", pending.key, reason)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, nla, nlmsg
+from pyroute2.netlink.exceptions import NetlinkDecodeError
 from pyroute2.netlink.rtnl import RTM_GETDCB, RTM_SETDCB
 
 IEEE_SET, IEEE_GET, IEEE_DEL = 20, 21, 27
@@ -73,17 +74,20 @@ def request(kind: int, cmd: int, interface: str, ieee: list[Any]) -> bytes:
 
 
 def pfc_of(answer: DcbMessage) -> str | None:
-    """Eight bits, priority 0 first, such as 0,0,0,1,0,0,0,0; None where the NIC has none."""
+    """Eight bits, priority 0 first, such as 0,0,0,1,0,0,0,0; None where the NIC has none.
+
+    Raises DcbError, as trust_of, for an answer that is cut short.
+    """
     data = _ieee(answer, "DCB_ATTR_IEEE_PFC")
     if data is None:
         return None
-    enabled = _PFC.unpack_from(data)[1]
+    enabled = _unpacked(_PFC, data)[1]
     return ",".join(str(enabled >> priority & 1) for priority in range(PRIORITIES))
 
 
 def pfc_attribute(bits: str, answer: DcbMessage) -> tuple[str, bytes]:
     """`bits` in what `answer` says of the rest (the cable's delay, for example)."""
-    known = list(_PFC.unpack_from(_ieee(answer, "DCB_ATTR_IEEE_PFC") or bytes(_PFC.size)))
+    known = list(_unpacked(_PFC, _ieee(answer, "DCB_ATTR_IEEE_PFC") or bytes(_PFC.size)))
     known[1] = sum(1 << at for at, bit in enumerate(bits.split(",")) if bit == "1")
     return ("DCB_ATTR_IEEE_PFC", _PFC.pack(*known))
 
@@ -134,15 +138,28 @@ def _entries(text: str) -> set[tuple[int, int]]:
 
 
 def _ieee(answer: DcbMessage, name: str) -> Any:
-    ieee = answer.get_attr("DCB_ATTR_IEEE")
+    ieee = _nested(answer.get_attr("DCB_ATTR_IEEE"))
     return None if ieee is None else ieee.get_attr(name)
 
 
+def _nested(found: Any) -> Any:
+    """pyroute2 leaves the bytes of what it cannot decode."""
+    if found is not None and not isinstance(found, nla):
+        raise DcbError(errno.EBADMSG, "the kernel's answer is not understood")
+    return found
+
+
 def _apps(answer: DcbMessage) -> Iterator[tuple[int, int, int]]:
-    table = _ieee(answer, "DCB_ATTR_IEEE_APP_TABLE")
+    table = _nested(_ieee(answer, "DCB_ATTR_IEEE_APP_TABLE"))
     for name, data in table["attrs"] if table is not None else ():
         if name == "DCB_ATTR_IEEE_APP":
-            yield _APP.unpack_from(data)
+            yield _unpacked(_APP, data)
+
+
+def _unpacked(layout: struct.Struct, data: bytes) -> tuple[Any, ...]:
+    if len(data) < layout.size:
+        raise DcbError(errno.EBADMSG, f"the kernel's answer has {len(data)} bytes of {layout.size}")
+    return layout.unpack_from(data)
 
 
 def _exchange(message: bytes, kind: type[nlmsg]) -> Any:
@@ -162,7 +179,7 @@ def _exchange(message: bytes, kind: type[nlmsg]) -> Any:
 
 def decode(data: bytes, kind: type[nlmsg]) -> Any:
     """The first answer in what was received; None for an acknowledgement. Raises DcbError."""
-    length, number, _, _, _ = _HEADER.unpack_from(data)
+    length, number, *_ = _unpacked(_HEADER, data)
     if number == NLMSG_ERROR:
         code = -struct.unpack_from("=i", data, _HEADER.size)[0]
         if code:
@@ -171,5 +188,8 @@ def decode(data: bytes, kind: type[nlmsg]) -> Any:
     if number not in (RTM_GETDCB, RTM_SETDCB):
         return None
     answer = kind(data[:length])
-    answer.decode()
+    try:
+        answer.decode()
+    except (NetlinkDecodeError, struct.error) as error:
+        raise DcbError(errno.EBADMSG, f"the kernel's answer is not understood: {error}") from error
     return answer

@@ -57,6 +57,8 @@ class NicDuty:
         self._around = around
         self._one = asyncio.Lock()
         self._told: set[tuple[str, str, str]] = set()
+        self._stuck = ""
+        self._surprise = ""
 
     @property
     def idle(self) -> bool:
@@ -65,15 +67,42 @@ class NicDuty:
         return memory.pending is None and not memory.originals
 
     async def turn(self, wanted: Nics) -> NicReport:
-        """Raises OSError where links or the journal cannot be read or written."""
+        """Raises OSError where links or the journal cannot be read or written.
+
+        What else a driver's answer may cause is told: it must not end the agent.
+        """
         async with self._one:
-            if why := await asyncio.to_thread(self._changer.settle):
-                self._around.tell(Happening(True, "NICRolledBack", why))
+            try:
+                return await self._turn(wanted)
+            except OSError:
+                raise
+            except Exception as error:
+                text = f"the NICs are left as they are: {error!r}"
+                if text != self._surprise:
+                    _log.exception("the NICs are left as they are")
+                self._surprise = text
+                return NicReport((), False, "Failed", text)
+
+    async def _turn(self, wanted: Nics) -> NicReport:
+        if why := await asyncio.to_thread(self._changer.settle):
+            self._tell_unmade(why)
+        if self._journal.memory.pending is None:
+            self._stuck = ""
             if self.idle and not wanted_any(wanted):
                 return NicReport()
             made = await self._bring(wanted)
-            self._tell_refusals(made)
-            return report(wanted, made)
+            if self._journal.memory.pending is None:
+                self._tell_refusals(made)
+                return report(wanted, made)
+        # Nothing else is changed before this is undone: the journal holds one such value.
+        return NicReport((), False, "Failed", self._stuck)
+
+    def _tell_unmade(self, why: str) -> None:
+        """What cannot be rolled back is tried at each turn and told once."""
+        pending = self._journal.memory.pending
+        if pending is None or self._stuck != why:
+            self._around.tell(Happening(True, "NICRolledBack", why))
+        self._stuck = why if pending is not None else ""
 
     async def _bring(self, wanted: Nics) -> Plan:
         made = Plan()
@@ -92,10 +121,12 @@ class NicDuty:
             change = made.changes[0]
             if not change.disruptive:
                 await self._make(change, node)
-                continue
-            async with self._around.quiet() as free:
-                if free:
-                    await self._make(change, node)
+            else:
+                async with self._around.quiet() as free:
+                    if free:
+                        await self._make(change, node)
+            if self._journal.memory.pending is not None:
+                break
         return made
 
     def _look(self, wanted: Nics) -> Node:
@@ -115,7 +146,7 @@ class NicDuty:
         wrong = await asyncio.to_thread(self._changer.make, change, node)
         what = f"{change.nic}: {change.setting} from {change.old} to {change.new}"
         if wrong:
-            self._around.tell(Happening(True, "NICRolledBack", f"{what}: {wrong}"))
+            self._tell_unmade(f"{what}: {wrong}")
         elif drifted:
             note = f"{what}: something else had changed it, it was set again"
             self._around.tell(Happening(True, "NICDrifted", note))

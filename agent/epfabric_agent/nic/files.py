@@ -66,6 +66,8 @@ class FileKnobs:
                 "".join(text(folder / str(priority)) for priority in PRIORITIES)
                 for folder in self._ecn_folders(nic)
             ]
+            if any(len(half) != len(PRIORITIES) or set(half) - {"0", "1"} for half in halves):
+                return Reading(None, "its files for ECN cannot be read now: its driver is busy")
             return Reading("/".join(halves))
         with self._irdma(nic) as folder:
             if folder is not None and (bit := text(folder / "roce_dcqcn_enable")):

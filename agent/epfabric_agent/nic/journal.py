@@ -60,7 +60,9 @@ class Journal:
         self.memory = self._load()
 
     def begin(self, change: Change, was_up: bool) -> None:
-        """Raises OSError: then nothing may be changed."""
+        """Raises OSError: then nothing may be changed. One change at a time (RuntimeError)."""
+        if self.memory.pending is not None:
+            raise RuntimeError(f"an earlier change is not settled: {self.memory.pending}")
         pending = Pending(change.key, change.setting, change.old, change.new, was_up)
         self._keep(replace(self.memory, pending=pending))
 

@@ -96,10 +96,10 @@ def _bridging(nic: Nic) -> dict[str, Reading]:
         return {"trust": _NO_LINK, "pfc": _NO_LINK}
     try:
         answer = dcb.ask(nic.name)
+        bits, trust = dcb.pfc_of(answer), dcb.trust_of(answer)
     except dcb.DcbError as error:
         why = "its driver has no data center bridging" if dcb.unsupported(error) else str(error)
         none = Reading(None, why)
         return {"trust": none, "pfc": none}
-    bits = dcb.pfc_of(answer)
     pfc = Reading(bits, "" if bits else "its driver has no priority flow control")
-    return {"trust": Reading(dcb.trust_of(answer)), "pfc": pfc}
+    return {"trust": Reading(trust), "pfc": pfc}

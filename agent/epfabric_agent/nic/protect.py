@@ -6,6 +6,7 @@ everything with it that it stands on or that stands on it: parents, members, mas
 
 from __future__ import annotations
 
+import ipaddress
 from collections import deque
 from collections.abc import Iterable
 
@@ -13,6 +14,8 @@ from epfabric_agent.nic.facts import Link, Network, Nic, Node
 
 # A veth's other end is no part of it.
 _PARENTLESS = frozenset({"veth"})
+# A bridge's internal port tells neither its bridge nor the NICs in it: all of them count as one.
+_SWITCH = "openvswitch"
 _TOGETHER = ", and hangs together with it"
 
 
@@ -40,8 +43,16 @@ def _carriers(network: Network) -> Iterable[tuple[int, str]]:
         if route.default and route.index in links:
             yield route.index, f"{links[route.index].name} carries a default route"
     for index, link in links.items():
-        if network.node_address and network.node_address in link.addresses:
+        if any(_same(network.node_address, address) for address in link.addresses):
             yield index, f"{link.name} carries the node's address {network.node_address}"
+
+
+def _same(one: str, other: str) -> bool:
+    """Texts of one address may differ: IPv6 in capitals, zeros that are written out."""
+    try:
+        return ipaddress.ip_address(one.strip("[]")) == ipaddress.ip_address(other)
+    except ValueError:
+        return one == other
 
 
 def _neighbours(links: Iterable[Link], nics: Iterable[Nic]) -> dict[int, set[int]]:
@@ -59,6 +70,9 @@ def _neighbours(links: Iterable[Link], nics: Iterable[Nic]) -> dict[int, set[int
             join(link.index, link.master)
         if link.parent and link.kind not in _PARENTLESS:
             join(link.index, link.parent)
+    switches = [link.index for link in links if link.kind == _SWITCH]
+    for index in switches[1:]:
+        join(switches[0], index)
     nics = list(nics)
     by_pci: dict[str, list[int]] = {}
     for nic in nics:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from epfabric_agent.nic.change import Changer
-from epfabric_agent.nic.facts import Link, Network, Nic, Node, Reading
 from epfabric_agent.nic.journal import Journal
 from epfabric_agent.nic.plan import Change
 from unit.nic.clock import StepClock
+from unit.nic.hands import Stubborn
 
 CHANGE = Change("eth0", "0000:3b:00.0", "mtu", "1500", "9000", "spec.nics.mtu", True, False)
 
@@ -22,6 +23,14 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     again.confirm(restores=False)
     assert Journal(tmp_path, "boot").memory.originals == {("0000:3b:00.0", "mtu"): "1500"}
     assert (tmp_path / "nics.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_change_does_not_take_the_place_of_one_that_is_pending(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "boot")
+    journal.begin(CHANGE, was_up=True)
+    with pytest.raises(RuntimeError, match="not settled"):
+        journal.begin(replace(CHANGE, key="other"), was_up=True)
+    assert Journal(tmp_path, "boot").memory == journal.memory
 
 
 def test_another_boot_has_nothing_to_undo(tmp_path: Path) -> None:
@@ -43,23 +52,6 @@ def test_a_spoilt_journal_is_refused_and_not_overwritten(tmp_path: Path, text: s
     with pytest.raises(OSError, match="mend it, or remove it"):
         Journal(tmp_path, "boot")
     assert (tmp_path / "nics.json").read_text() == text
-
-
-class Stubborn:
-    """A NIC that takes a value and does not give it back: no driver at hand does that."""
-
-    def __init__(self) -> None:
-        self.value = "1500"
-        self.stuck = True
-
-    def look(self, wanted: object, changed: object) -> Node:
-        nic = Nic("eth0", 1, readings={"mtu": Reading(self.value)})
-        return Node((nic,), Network({1: Link("eth0", 1, int(self.value), up=True)}))
-
-    def write(self, nic: Nic, setting: str, value: str) -> None:
-        if self.stuck and value == "1500":
-            raise OSError("device busy")
-        self.value = value
 
 
 def test_what_cannot_be_rolled_back_stays_pending_until_it_can(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_a_vlan_beside_the_nodes_own_is_refused_too(carrier: int) -> None:
     assert set(protected(node(carries, address="192.0.2.1"))) == {5, 6, 7}
 
 
+@pytest.mark.parametrize("text", ["2001:DB8::1", "2001:db8:0:0:0:0:0:1", "[2001:db8::1]"])
+def test_an_address_protects_in_whatever_way_it_is_written(text: str) -> None:
+    carries = replace(LINKS[4], addresses=("10.0.0.1", "2001:db8::1"))
+    assert set(protected(node(carries, address=text))) == {5, 6, 7}
+    assert protected(node(carries, address="a.example")) == {}
+
+
 def test_a_route_that_is_no_default_protects_nothing() -> None:
     assert protected(node(routes=(Route(5, default=False),))) == {}
 

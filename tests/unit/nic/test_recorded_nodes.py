@@ -107,6 +107,27 @@ def test_efa_devices_have_no_interface_and_the_only_nic_carries_the_node(tmp_pat
     }
 
 
+def test_a_nic_below_open_vswitch_carries_the_node(tmp_path: Path) -> None:
+    found = planned(Recorded("ovs", tmp_path), ALL)
+    assert {c.nic for c in found.changes} == {"ens3f0np0"}
+    refused = {f.nic: f.reason for f in found.findings if f.state == "Refused"}
+    assert set(refused) == {"eno1np0", "eno2np1"}
+    assert refused["eno2np1"].startswith("br-ex carries")
+    assert refused["eno2np1"].endswith(
+        ", and hangs together with it: set it up outside of the fabric"
+    )
+
+
+def test_files_for_ecn_that_cannot_be_read_have_no_value(tmp_path: Path) -> None:
+    recorded = Recorded("mlx5", tmp_path)
+    for content in ("", "2\n", "10\n"):
+        path = tmp_path / "sys/class/net/enp60s0np0/ecn/roce_rp/enable/5"
+        path.write_text(content)
+        found = planned(recorded, ALL)
+        assert states(found, "ecn")["enp60s0np0"] == "Unsupported"
+        assert states(found, "ecn")["enp26s0np0"] == "AsWanted"
+
+
 @pytest.mark.parametrize("name", ["mlx5", "bnxt", "irdma"])
 async def test_what_was_written_to_files_is_restored_bit_by_bit(tmp_path: Path, name: str) -> None:
     recorded = Recorded(name, tmp_path / "root")
