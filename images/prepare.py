@@ -77,6 +77,12 @@ def finish(environment: Path) -> None:
     for path in sorted(environment.rglob("*")):
         if path.name in NOISE:
             path.unlink()
+    for record in environment.glob("lib/python3.*/site-packages/*.dist-info/RECORD"):
+        # A line on uv_cache.json would stay, with the digest of what held the time of the build.
+        kept = [
+            line for line in lines(record) if line.partition(",")[0].split("/")[-1] not in NOISE
+        ]
+        record.write_text("".join(kept))
     for path in environment.glob("bin/*"):
         if path.name.startswith(("activate", "deactivate", "pydoc")):
             path.unlink()
@@ -86,6 +92,10 @@ def finish(environment: Path) -> None:
     # pyverbs comes with Debian's rdma-core, behind all that is installed here.
     (site / "debian.pth").write_text("/usr/lib/python3/dist-packages\n")
     compile_all(environment / "lib")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
 
 
 def debian(root: Path) -> None:
