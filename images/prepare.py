@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import ast
 import compileall
 import os
 import py_compile
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -27,13 +29,7 @@ DEBIAN_NOISE = (
     "etc/hostname",
     "etc/resolv.conf",
 )
-CSI_MODULES = (
-    "__init__.py",
-    "csi/*.py",
-    "proto/__init__.py",
-    "proto/csi_pb2*.py",
-    "proto/registration_pb2*.py",
-)
+CSI_PROGRAM = "epfabric_agent.csi.main"
 LAUNCHER = """#!{python}
 import sys
 from epfabric_agent.csi.main import main
@@ -53,13 +49,11 @@ def build_requirements(folders: list[Path]) -> list[str]:
 
 def csi(agent: Path, environment: Path) -> None:
     """Puts the driver's modules, its version and its program into `environment`."""
-    package = agent / "epfabric_agent"
     site = next(environment.glob("lib/python3.*/site-packages"))
-    for pattern in CSI_MODULES:
-        for source in sorted(package.glob(pattern)):
-            target = site / source.relative_to(agent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+    for source in sorted(imported(agent, CSI_PROGRAM)):
+        target = site / source.relative_to(agent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
     project = tomllib.loads((agent / "pyproject.toml").read_text())["project"]
     info = site / f"epfabric_agent-{project['version']}.dist-info"
     info.mkdir()
@@ -70,6 +64,25 @@ def csi(agent: Path, environment: Path) -> None:
     program = environment / "bin" / "epfabric-csi"
     program.write_text(LAUNCHER.format(python=environment / "bin" / "python"))
     program.chmod(0o755)
+    subprocess.run([environment / "bin" / "python", "-c", f"import {CSI_PROGRAM}"], check=True)
+
+
+def imported(root: Path, module: str) -> set[Path]:
+    """The files below root that `module` imports at any depth, with their packages, and its own."""
+    found: set[Path] = set()
+    wanted = [module]
+    while wanted:
+        parts = wanted.pop().split(".")
+        files = [root.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
+        files.append(root.joinpath(*parts).with_suffix(".py"))
+        for path in (path for path in files if path.is_file() and path not in found):
+            found.add(path)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    wanted += [name.name for name in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    wanted += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+    return found
 
 
 def finish(environment: Path) -> None:
