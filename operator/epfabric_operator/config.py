@@ -37,6 +37,7 @@ class Config:
     agent_image: str
     agent_port: int
     agent_priority_class: str
+    agent_pull_policy: str
     namespace: str
     nodes_namespace: str
     kubeconfig: str | None
@@ -159,6 +160,12 @@ def _add_agents(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None
         "--agent-priority-class",
         default=env.get("EPFABRIC_AGENT_PRIORITY_CLASS", "system-node-critical"),
         help="priority class of the agents' pods (env EPFABRIC_AGENT_PRIORITY_CLASS)",
+    )
+    parser.add_argument(
+        "--agent-pull-policy",
+        choices=["Always", "IfNotPresent", "Never"],
+        default=env.get("EPFABRIC_AGENT_PULL_POLICY", "IfNotPresent"),
+        help="when kubelets pull the agents' image (env EPFABRIC_AGENT_PULL_POLICY)",
     )
 
 

@@ -18,6 +18,7 @@ REQUESTS = {"cpu": "500m", "memory": "256Mi"}
 
 
 PRIORITY_CLASS = "system-node-critical"
+PULL_POLICY = "IfNotPresent"
 
 
 def daemonsets(
@@ -26,12 +27,14 @@ def daemonsets(
     port: int,
     namespace: str,
     priority_class: str = PRIORITY_CLASS,
+    pull_policy: str = PULL_POLICY,
 ) -> list[dict[str, Any]]:
     """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
     pools: list[AgentPool | None] = [*fabric.spec.agent.pools] or [None]
     made = []
     for pool in pools:
         pod = {**_pod(fabric, pool, image, port), "priorityClassName": priority_class}
+        pod["containers"][0]["imagePullPolicy"] = pull_policy
         made.append(_daemonset(fabric, pool, pod, namespace))
     return made
 

@@ -93,6 +93,7 @@ class Leading:
             config.agent_port,
             policies,
             config.agent_priority_class,
+            config.agent_pull_policy,
         )
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
         places = Places(config.namespace, config.nodes_namespace)

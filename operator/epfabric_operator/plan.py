@@ -17,7 +17,7 @@ from epfabric_crds import EPFabric, EPFabricNode, EPFabricNodeSpec, Settings, na
 
 from epfabric_operator import paths
 from epfabric_operator.assignment import POOL_LABEL, Assignment, assign, pool_of
-from epfabric_operator.daemonset import PRIORITY_CLASS, daemonsets, template_of
+from epfabric_operator.daemonset import PRIORITY_CLASS, PULL_POLICY, daemonsets, template_of
 from epfabric_operator.facts import fact_labels
 from epfabric_operator.update import Update, cordon_of, decide, pools_wait, running
 from epfabric_operator.world import NodeMeta, Ref, World
@@ -32,6 +32,7 @@ class PlanConfig:
     agent_port: int
     policies: str | None  # version in which the API server has MutatingAdmissionPolicyBindings
     agent_priority_class: str = PRIORITY_CLASS
+    agent_pull_policy: str = PULL_POLICY
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,14 @@ def metadata(fabric: EPFabric, name: str, namespace: str | None = None) -> dict[
 
 
 def _daemonsets(fabric: EPFabric, config: PlanConfig) -> list[dict[str, Any]]:
-    image, port = config.agent_image, config.agent_port
-    return daemonsets(fabric, image, port, config.namespace, config.agent_priority_class)
+    return daemonsets(
+        fabric,
+        config.agent_image,
+        config.agent_port,
+        config.namespace,
+        config.agent_priority_class,
+        config.agent_pull_policy,
+    )
 
 
 def _objects(fabric: EPFabric, assignment: Assignment, config: PlanConfig) -> tuple[Apply, ...]:

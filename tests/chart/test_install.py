@@ -53,7 +53,7 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], says: str) -> 
 
 
 def test_values_reach_what_they_are_for() -> None:
-    image = {"repository": "registry.example/agent", "tag": "9"}
+    image = {"repository": "registry.example/agent", "tag": "9", "pullPolicy": "Always"}
     objects = rendered(
         {
             "images": {"agent": image, "csi": {"repository": "registry.example/csi"}},
@@ -77,6 +77,7 @@ def test_values_reach_what_they_are_for() -> None:
     environment = {one["name"]: one.get("value") for one in operator["env"]}
     assert environment["EPFABRIC_AGENT_IMAGE"] == "registry.example/agent:9"
     assert environment["EPFABRIC_AGENT_PORT"] == "0"
+    assert environment["EPFABRIC_AGENT_PULL_POLICY"] == "Always"
     assert {"name": "health", "containerPort": 9000} in operator["ports"]
 
 

@@ -14,7 +14,7 @@ from epfabric_operator.kube import METADATA_LIST, ApiError, Kube, Object
 
 # Others' finalizers wait for something that this does not know; they are listed, not taken away.
 FINALIZERS = ("epfabric.io/", "kopf.zalando.org/")
-NODE_LABELS = (names.FABRIC_LABEL, POOL_LABEL)
+NODE_LABELS = (names.FABRIC_LABEL, POOL_LABEL, *names.FACT_LABELS)
 
 
 @dataclass(frozen=True)

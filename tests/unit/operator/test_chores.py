@@ -11,8 +11,11 @@ from epfabric_crds import definitions as packaged
 from epfabric_operator.chores.definitions import dropped, shipped, unready
 from epfabric_operator.chores.leaving import Leave, refusal, uses_volume
 from epfabric_operator.chores.outcome import Unfinished, persist, shown, wait
+from epfabric_operator.chores.remains import NODE_LABELS
+from epfabric_operator.facts import fact_labels
 from epfabric_operator.kube import ApiError
 from epfabric_operator.main import main
+from unit.operator.builders import fabric, node, plan, world
 
 LEAVE = Leave("epfabric-system", "epfabric-nodes", 10.0, release="fab", revision=7)
 
@@ -119,6 +122,15 @@ def test_an_api_server_that_is_away_is_asked_again_and_one_that_says_no_is_not()
 
     with pytest.raises(ApiError, match="away"):
         persist(away, 0.0)
+
+
+def test_no_label_that_the_operator_sets_stays_on_a_node() -> None:
+    moe, there = fabric(), node("n", pool="moe")
+    made = plan("moe", world(moe, there))
+    told = {label for relabel in made.relabel for label in relabel.labels}
+    left = plan("moe", world(node("n", **dict.fromkeys(NODE_LABELS, "x"), of="moe")))
+    assert told | set(fact_labels(None)) <= set(NODE_LABELS)
+    assert {label for relabel in left.relabel for label in relabel.labels} == set(NODE_LABELS)
 
 
 def test_definitions_can_be_printed_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:

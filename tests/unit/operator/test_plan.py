@@ -7,6 +7,7 @@ from typing import Any
 
 from epfabric_crds import EPFabric, EPFabricNode, to_dict
 from epfabric_operator import paths
+from epfabric_operator.config import parse
 from epfabric_operator.plan import Plan, metadata, settings_of
 from epfabric_operator.world import Ref
 from unit.operator.builders import CONFIG, epnode, fabric, node, plan, world
@@ -212,3 +213,14 @@ def test_pools_that_change_do_not_take_agents_from_running_groups() -> None:
         assert list(made.delete) == deleted
         assert [dict(change.labels) for change in made.relabel] == labels
         assert (made.update.summary.reason == "PoolsWait") is bool(groups)
+
+
+def test_agents_are_pulled_as_the_installation_says() -> None:
+    there = world(fabric(), node("n", pool="moe"))
+    for policy in ("Always", "Never"):
+        environ = {"EPFABRIC_AGENT_IMAGE": "agent:1", "EPFABRIC_AGENT_PULL_POLICY": policy}
+        told = parse([], environ).agent_pull_policy
+        config = dataclasses.replace(CONFIG, agent_pull_policy=told)
+        (made,) = bodies(plan("moe", there, config), "DaemonSet")
+        containers = made["spec"]["template"]["spec"]["containers"]
+        assert [one["imagePullPolicy"] for one in containers] == [policy]
