@@ -17,6 +17,7 @@ from observability.files import FOLDER
 CASES = Path(__file__).with_name("alert_rules.yaml")
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 VALUES: dict[str, Any] = {"injection": {"policyVersion": "v1"}}
+SENDS: dict[str, Any] = {"operator": {"telemetryEndpoint": "http://collector.telemetry:4318"}}
 
 
 def rendered(name: str, **values: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alerts")
     path = folder / "rules.yaml"
     path.write_text(
-        rendered("epfabric-alerts", alerts={"kind": "ConfigMap"})["data"]["epfabric.yaml"]
+        rendered("epfabric-alerts", alerts={"kind": "ConfigMap"}, **SENDS)["data"]["epfabric.yaml"]
     )
     (folder / CASES.name).write_text(CASES.read_text())
     return path
@@ -85,12 +86,36 @@ def test_the_prometheus_rule_holds_the_same_rules_with_the_values_of_the_install
         "labels": {"release": "monitoring"},
         "runbook": "https://example.test/operations",
         "barrierSlowSeconds": 0.25,
+        "operator": True,
     }
     made = rendered("epfabric-alerts", alerts=values)
     assert made["kind"] == "PrometheusRule"
     assert made["metadata"]["labels"]["release"] == "monitoring"
     expected = rules.read_text().replace("docs/operations.md#", "https://example.test/operations#")
     assert made["spec"] == yaml.safe_load(expected.replace("> 0.01", "> 0.25"))
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "PrometheusRule"])
+def test_without_the_operators_metrics_no_rule_asks_for_them_alone(kind: str, rules: Path) -> None:
+    made = rendered("epfabric-alerts", alerts={"kind": kind})
+    found = made.get("spec") or yaml.safe_load(made["data"]["epfabric.yaml"])
+    kept = [rule for group in found["groups"] for rule in group["rules"]]
+    assert all(group["rules"] for group in found["groups"])
+    of_it = [r for r in alerts(rules.read_text()) if not r["expr"].count("epfabric_sessions")]
+    operators = [rule for rule in of_it if "epfabric_operator_" in rule["expr"]]
+    assert len(operators) == 4
+    assert kept == [rule for rule in alerts(rules.read_text()) if rule not in operators]
+
+
+def test_a_label_of_the_installation_stands_once_and_counts() -> None:
+    theirs = {"app.kubernetes.io/part-of": "monitoring", "app.kubernetes.io/instance": "1"}
+    asked = {"grafana": {"enabled": True, "labels": theirs}}
+    values = {"alerts": {"kind": "ConfigMap", "labels": theirs}, "dashboards": asked}
+    text = helm.template(VALUES | values, names.NAMESPACE)
+    for name in ("epfabric-alerts", "epfabric-dashboard-grafana"):
+        (one,) = [part for part in text.split("\n---\n") if f"  name: {name}\n" in part]
+        assert [one.count(f"    {label}: ") for label in theirs] == [1, 1], one
+        assert yaml.safe_load(one)["metadata"]["labels"].items() >= theirs.items()
 
 
 def test_without_a_kind_there_are_no_rules() -> None:

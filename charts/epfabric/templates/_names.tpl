@@ -7,6 +7,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* Ours and `labels`, which count where both have one: no key comes twice. */ -}}
+{{- define "epfabric.labelsAnd" -}}
+{{- toYaml (merge (dict) .labels (fromYaml (include "epfabric.labels" .root))) }}
+{{- end }}
+
 {{- /* Of an account: the pods that the operator makes get them from there too. */ -}}
 {{- define "epfabric.pullSecrets" -}}
 {{- with .Values.imagePullSecrets }}
