@@ -31,6 +31,7 @@ KERNEL_LINE = (
     "no_timer_check random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog"
 )
 LIMIT_S = 600
+INSTALL_S = 1800  # half of it may be another's lock
 INIT = """#!/bin/sh
 B=/bin/busybox
 $B mount -t proc p /proc; $B mount -t sysfs s /sys; $B mount -t devtmpfs d /dev
@@ -113,9 +114,16 @@ def _install() -> None:
         print(f"== installing {', '.join(lacking)} (2 to 3 minutes)", file=sys.stderr, flush=True)
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         command = ["apt-get", "-o", "DPkg::Lock::Timeout=900", "install", "-y"]
-        done = subprocess.run(
-            [*command, "--no-install-recommends", *lacking], env=env, capture_output=True, text=True
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--no-install-recommends", *lacking],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HarnessError(f"apt-get did not install {lacking} in {INSTALL_S} s") from error
         if done.returncode != 0:
             raise HarnessError(f"apt-get could not install {lacking}: {done.stderr[-1000:]}")
 

@@ -22,7 +22,7 @@ END_S = 60.0
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`make cluster NODES=1` without make, in a folder of its own, up and with a pod's sandbox."""
+    """`make cluster NODES=1` without make, in a folder of its own, up; no pod runs on it."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-m", "harness.node", "--nodes=1"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
 import subprocess
 import tarfile
 import tempfile
@@ -15,6 +16,7 @@ from harness.process import HarnessError
 
 SOURCE = Path(__file__).with_name("pause.c")
 COMPILE = ("gcc", "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # as OCI names them
 NAME = "localhost/pause:1"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -46,7 +48,7 @@ def pack(program: bytes) -> bytes:
     """An image of one file."""
     layer = tar({"pause": program})
     config = {
-        "architecture": "amd64",
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},

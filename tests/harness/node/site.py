@@ -75,8 +75,8 @@ class Site:
             build.say(f"importing {len(archives)} images, once for all later starts")
             first.import_images(archives)
             disk.keep(first.disk, cached)
-        for node in self.nodes[1:]:
-            disk.begin(node.disk, cached)
+        for node in self.nodes[1:]:  # not from the cache, which others prune
+            disk.copy(first.disk / disk.IMAGES, node.disk / disk.IMAGES)
 
     def _start(self, node: Node) -> None:
         plane = self.cluster.control_plane
