@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from epfabric_agent.manifest.read import Manifest
 
 THREADS = 32
-STOP_S = 20.0
 LINGER_S = 2.0
-BEFORE_ENDS_S = 45.0  # a pod's grace period and more
+BEFORE_ENDS_S = 135.0  # the longest grace period of a pod and more
 _log = logging.getLogger("epfabric-agent")
 
 
@@ -117,7 +116,7 @@ def nics(arguments: list[str]) -> int:
 
 
 async def serve(options: Options, manifest: Manifest | None) -> int:
-    """Runs until a signal; a second one, or STOP_S, ends the process at once.
+    """Runs until a signal; a second one, or options.stop_s, ends the process at once.
 
     What still waits for an API server at the end is not waited for.
     """
@@ -130,7 +129,7 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
             os._exit(1)
         _log.info("ending")
         stop.set()
-        loop.call_later(STOP_S, lambda: os._exit(1))
+        loop.call_later(options.stop_s, lambda: os._exit(1))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)

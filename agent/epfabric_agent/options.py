@@ -15,6 +15,8 @@ from epfabric_crds.names import NODES_NAMESPACE, STATE_DIR
 
 DEFAULT_PORT = 7470
 DAYS = 365
+STOP_S = 20.0
+MAX_STOP_S = 3600.0
 MAX_DAYS = 100 * DAYS
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _FABRIC = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -35,12 +37,20 @@ class Options:
     kubeconfig: Path | None
     namespace: str
     pod_uid: str = ""
+    stop_s: float = STOP_S
 
 
 def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number < 65536:
         raise argparse.ArgumentTypeError(f"{text} is no port")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number <= MAX_STOP_S:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and up to {MAX_STOP_S:g} s")
     return number
 
 
@@ -54,6 +64,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
     ("--namespace", str, "POD_NAMESPACE", "NAME", f"the agents' namespace ({NODES_NAMESPACE})"),
     ("--pod-uid", str, "POD_UID", "UID", "the agent's own pod, for its status (POD_UID)"),
     ("--kubeconfig", Path, "", "FILE", "how to reach the API server (the pod's account)"),
+    ("--stop-s", _seconds, "", "S", f"seconds from a signal to the process's end ({STOP_S:g})"),
     ("--manifest", Path, "", "FILE", "EPFabric and EPFabricPeers: run without Kubernetes"),
     ("--pki", Path, "", "DIR", "with --manifest: ca.crt, NODE.crt, NODE.key (STATE-DIR/pki)"),
     ("--socket-dir", Path, "", "DIR", "with --manifest: ranks attach at DIR/GROUP/agent.sock"),
@@ -117,6 +128,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         kubeconfig=parsed.kubeconfig,
         namespace=parsed.namespace or NODES_NAMESPACE,
         pod_uid=parsed.pod_uid or "",
+        stop_s=parsed.stop_s or STOP_S,
     )
 
 

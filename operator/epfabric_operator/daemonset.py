@@ -17,6 +17,11 @@ from epfabric_operator.privileges import pod_annotations, security_context
 REQUESTS = {"cpu": "500m", "memory": "256Mi"}
 
 
+STOP_S = 20
+# With the agents' settings of many NICs to be restored, each of which may start its link anew.
+STOP_WITH_NICS_S = 100
+GRACE_S = 10  # from the process's own end to the kubelet's
+
 PRIORITY_CLASS = "system-node-critical"
 PULL_POLICY = "IfNotPresent"
 
@@ -97,7 +102,7 @@ def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dic
         "serviceAccountName": names.AGENT_ACCOUNT,
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "terminationGracePeriodSeconds": 30,
+        "terminationGracePeriodSeconds": _stop_s(fabric) + GRACE_S,
         "nodeSelector": selector,
         "tolerations": [{"operator": "Exists"}],
         "containers": [_container(fabric, pool, image, port)],
@@ -127,6 +132,7 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) 
         "volumeMounts": [{"name": "state", "mountPath": names.STATE_DIR}],
     }
     if fabric.spec.nics.mode == "Configure":
+        container["args"].append(f"--stop-s={STOP_WITH_NICS_S}")
         # RoCE mode, ToS and ECN are set by files, which a container sees read-only.
         container["volumeMounts"].append({"name": "sys", "mountPath": "/sys"})
     if fabric.spec.telemetry.endpoint:
@@ -139,6 +145,10 @@ def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) 
     if pool and pool.hugepages:
         container["volumeMounts"].append({"name": "hugepages", "mountPath": "/dev/hugepages"})
     return container
+
+
+def _stop_s(fabric: EPFabric) -> int:
+    return STOP_WITH_NICS_S if fabric.spec.nics.mode == "Configure" else STOP_S
 
 
 def _resources(pool: AgentPool | None) -> dict[str, Any]:

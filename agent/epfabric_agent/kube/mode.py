@@ -60,11 +60,9 @@ async def run(options: Options, stop: asyncio.Event) -> None:
                 duty.result()  # a duty ends only by what the agent cannot go on with
     finally:
         waiting.cancel()
-        await mode.nics.leave()
         for duty in duties:
             duty.cancel()
-        mode.watch.stop()
-        await mode.runtime.close()
+        await mode.end()
 
 
 class KubeMode:
@@ -125,6 +123,14 @@ class KubeMode:
             self._refresh_statistics(),
             self._tend_nics(),
         ]
+
+    async def end(self) -> None:
+        """Sessions first: they hold back what restores NICs."""
+        self.watch.stop()
+        try:
+            await self.runtime.close()
+        finally:
+            await self.nics.leave(self._wanted.spec.nics if self._wanted else None)
 
     def _own(self) -> Agent:
         return Agent(self._identity.node, self.runtime.endpoint)

@@ -24,7 +24,7 @@ from epfabric_agent.topology.machine import Machine
 
 KEEP_S = 600.0
 GONE_S = 3.0
-LEAVE_S = 12.0
+CLOSE_S = 8.0  # of an agent's time to end, for all but the NICs
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +90,16 @@ class OtherOperator:
         return "", KEEP_S
 
 
+def at_the_end(wanted: Nics | None, left: Callable[[], bool]) -> Nics | None:
+    """What an agent that ends brings the NICs to; None: they stay as they are, for the next one.
+
+    With Observe the next agent is not given the rights to restore them.
+    """
+    if wanted is not None and wanted.mode == "Observe":
+        return wanted
+    return Nics() if left() else None
+
+
 class KubeNics:
     """`uid` of the present EPFabricNode, for Events."""
 
@@ -107,6 +117,7 @@ class KubeNics:
         self._runtime = runtime
         self._uid = uid
         self._changed = changed
+        self._leave_s = max(GONE_S, options.stop_s - CLOSE_S)
         self._telling: set[asyncio.Task[None]] = set()
         journal = Journal(options.state_dir, records.boot_id())
         knobs = Knobs(Machine(), identity.address, ApiAddresses(api))
@@ -131,16 +142,22 @@ class KubeNics:
             self._runtime.nics = found
             self._changed()
 
-    async def leave(self) -> None:
-        """At the agent's end: restores the NICs if the node is in its fabric no more."""
+    async def leave(self, wanted: Nics | None) -> None:
+        """At the agent's end, when its sessions have ended: restores what it has to.
+
+        `wanted` is what its node's object says at last.
+        """
         if self._duty.idle:
             return
         try:
-            async with asyncio.timeout(LEAVE_S):
-                if await asyncio.to_thread(self._left):
-                    await self._duty.turn(Nics())
+            async with asyncio.timeout(self._leave_s):
+                last = await asyncio.to_thread(at_the_end, wanted, self._left)
+                if last is not None:
+                    found = await self._duty.turn(last)
+                    if not self._duty.idle:
+                        raise OSError(found.message)
         except (TimeoutError, OSError) as error:
-            _log.warning("the NICs were not all restored (epfabric-agent nics restore): %s", error)
+            _log.warning("the NICs were not all restored (epfabric-agent nics restore): %r", error)
 
     def _left(self) -> bool:
         """The object and the agent's pod go at the same time, in either order."""

@@ -26,7 +26,7 @@ def duty(
     quiet: Callable[[], AbstractAsyncContextManager[bool]],
     machine: Machine | None = None,
 ) -> NicDuty:
-    """Without an API server a change is confirmed by the NIC alone. Raises OSError."""
+    """Without an API server a change is confirmed by the NIC alone."""
     journal = Journal(state_dir, records.boot_id())
     knobs = Knobs(machine or Machine(), node_address, tuple)
     clock = BootClock()
@@ -41,13 +41,20 @@ def duty(
 
 
 async def restore(state_dir: Path) -> bool:
-    """Brings back what an agent changed; nobody else may run in `state_dir`. False: not all."""
+    """Brings back what an agent changed; nobody else may run in `state_dir`. False: not all.
+
+    Raises OSError where what they had cannot be read.
+    """
     made = duty(state_dir, "", lambda: 0, _alone)
+    if made.broken:
+        raise OSError(made.broken)
     found = await made.turn(Nics())
     for nic in found.nics:
         for setting in nic.settings:
             text = f"{nic.name}: {setting.name} is {setting.actual}, was {setting.wanted}"
             print(f"{text}: {setting.message or setting.state}")
+    for key, name, value in made.changed:
+        print(f"{key}: {name} is not back at {value} yet, or the NIC is not here")
     if made.idle:
         print("the NICs are as they were before the fabric")
     return made.idle

@@ -82,7 +82,9 @@ class Changer:
             return self._roll_back(f"the NIC refuses it: {error}", RETRY_S)
         pending = self._journal.memory.pending
         assert pending is not None
-        wrong = self._confirm(pending, self._steady_s if change.disruptive else 0.0)
+        # What a link had before is known to do; an agent that ends has many NICs to restore.
+        steady = change.disruptive and not change.restores
+        wrong = self._confirm(pending, self._steady_s if steady else 0.0)
         if wrong:
             return self._roll_back(wrong, RETRY_S)
         self._journal.confirm(change.restores)

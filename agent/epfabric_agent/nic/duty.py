@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from epfabric_crds.settings import Nics
 
 from epfabric_agent.nic.change import Changer, Clock, Hands
 from epfabric_agent.nic.facts import Node
-from epfabric_agent.nic.journal import Journal
+from epfabric_agent.nic.journal import Failure, Journal
 from epfabric_agent.nic.plan import Change, Plan, Situation, plan
 from epfabric_agent.nic.report import NicReport, report, wanted_any
 
 MOST_CHANGES = 1024
+MOST_DRIFTS = 3
+DRIFT_S = 3600.0
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class NicDuty:
         self._around = around
         self._one = asyncio.Lock()
         self._told: set[tuple[str, str, str]] = set()
+        self._drifts: dict[tuple[str, str, str], list[float]] = {}
         self._stuck = ""
         self._surprise = ""
 
@@ -64,7 +69,17 @@ class NicDuty:
     def idle(self) -> bool:
         """Nothing was changed that is not as it was before."""
         memory = self._journal.memory
-        return memory.pending is None and not memory.originals
+        return memory.pending is None and not memory.originals and not self._journal.broken
+
+    @property
+    def broken(self) -> str:
+        """Why the journal cannot be read: nothing is changed then."""
+        return self._journal.broken
+
+    @property
+    def changed(self) -> tuple[tuple[str, str, str], ...]:
+        """NIC, setting and its value from before, of what is to be restored some time."""
+        return tuple((*at, value) for at, value in sorted(self._journal.memory.originals.items()))
 
     async def turn(self, wanted: Nics) -> NicReport:
         """Raises OSError where links or the journal cannot be read or written.
@@ -84,7 +99,7 @@ class NicDuty:
                 return NicReport((), False, "Failed", text)
 
     async def _turn(self, wanted: Nics) -> NicReport:
-        if why := await asyncio.to_thread(self._changer.settle):
+        if why := await _to_its_end(asyncio.to_thread(self._changer.settle)):
             self._tell_unmade(why)
         if self._journal.memory.pending is None:
             self._stuck = ""
@@ -93,7 +108,10 @@ class NicDuty:
             made = await self._bring(wanted)
             if self._journal.memory.pending is None:
                 self._tell_refusals(made)
-                return report(wanted, made)
+                found = report(wanted, made)
+                if self.broken:
+                    return replace(found, holds=False, reason="Failed", message=self.broken)
+                return found
         # Nothing else is changed before this is undone: the journal holds one such value.
         return NicReport((), False, "Failed", self._stuck)
 
@@ -108,10 +126,13 @@ class NicDuty:
         made = Plan()
         read_only = ""
         if wanted.mode == "Configure" or not self.idle:
-            read_only = await asyncio.to_thread(self._around.read_only)
+            read_only = self.broken or await asyncio.to_thread(self._around.read_only)
         for _ in range(MOST_CHANGES):
             node = await asyncio.to_thread(self._look, wanted)
             made = self._plan(wanted, node, read_only, "")
+            if made.returned:
+                self._journal.forget(made.returned)
+                continue
             if not made.changes:
                 break
             if unreachable := await asyncio.to_thread(self._around.reachable):
@@ -143,17 +164,27 @@ class NicDuty:
         drifted = not change.restores and (change.key, change.setting) in (
             self._journal.memory.originals
         )
-        wrong = await asyncio.to_thread(self._changer.make, change, node)
+        wrong = await _to_its_end(asyncio.to_thread(self._changer.make, change, node))
         what = f"{change.nic}: {change.setting} from {change.old} to {change.new}"
         if wrong:
             self._tell_unmade(f"{what}: {wrong}")
         elif drifted:
             note = f"{what}: something else had changed it, it was set again"
             self._around.tell(Happening(True, "NICDrifted", note))
+            self._rest(change)
         elif change.restores:
             self._around.tell(Happening(False, "NICRestored", f"{what}: {change.reason}"))
         else:
             self._around.tell(Happening(False, "NICConfigured", f"{what} ({change.reason})"))
+
+    def _rest(self, change: Change) -> None:
+        """Something else sets it, too: no link goes up and down with every look for ever."""
+        at, now = (change.key, change.setting), self._clock.now()
+        recent = [s for s in self._drifts.get((*at, change.new), ()) if now - s < DRIFT_S]
+        self._drifts[*at, change.new] = [*recent, now]
+        if len(recent) + 1 >= MOST_DRIFTS:
+            why = f"something else changed it {MOST_DRIFTS} times within an hour: find out what"
+            self._journal.rest(at, Failure(change.new, f"{why}; tried again later", now + DRIFT_S))
 
     def _tell_refusals(self, made: Plan) -> None:
         """Once for each, until it holds no more."""
@@ -161,3 +192,13 @@ class NicDuty:
         for nic, setting, reason in sorted(refused - self._told):
             self._around.tell(Happening(True, "NICRefused", f"{nic}: {setting}: {reason}"))
         self._told = refused
+
+
+async def _to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Who cancels waits for it: its thread goes on anyway, and the journal holds one change."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SETTINGS = ("mtu", "roceMode", "trust", "tos", "pfc", "ecn")
 # These stop traffic for a moment or break queue pairs; the others act on new connections only.
 DISRUPTIVE = frozenset({"mtu", "trust", "pfc"})
+# As devlink names ports of functions: of a physical, a virtual or a sub-function.
+_REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?")
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def is_pci(text: str) -> bool:
+    return bool(_PCI.fullmatch(text))
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,15 @@ class Nic:
     rdma_device: str = ""
     physical_function: str = ""
     """PCI address of the function that this one is a virtual function of."""
+    port: str = ""
+    """The driver's name of the port, such as p0, or pf0vf3 where it stands for a function."""
     hardware: bool = False
     addresses: tuple[str, ...] = ()
     readings: Mapping[str, Reading] = field(default_factory=dict)
+
+
+def _stands_for_another(nic: Nic) -> bool:
+    return bool(_REPRESENTOR.fullmatch(nic.port))
 
 
 @dataclass(frozen=True)
@@ -80,9 +94,20 @@ class Node:
     network: Network
 
     def key(self, nic: Nic) -> str:
-        """What names the NIC in the journal: names of interfaces change, serial numbers repeat."""
-        alone = sum(other.pci_address == nic.pci_address for other in self.nics) == 1
-        return nic.pci_address if nic.pci_address and alone else nic.name
+        """What names the NIC in the journal: names of interfaces change, serial numbers repeat.
+
+        The same when further links of the function come: those that stand for virtual functions
+        and the later ones go by their names.
+        """
+        if not nic.pci_address or _stands_for_another(nic):
+            return nic.name
+        earlier = any(
+            other.pci_address == nic.pci_address
+            and not _stands_for_another(other)
+            and (other.index, other.name) < (nic.index, nic.name)
+            for other in self.nics
+        )
+        return nic.name if earlier else nic.pci_address
 
     def by_key(self, key: str) -> Nic | None:
         return next((nic for nic in self.nics if self.key(nic) == key), None)

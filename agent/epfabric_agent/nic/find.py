@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 
-from epfabric_agent.nic.facts import Network, Nic
-from epfabric_agent.topology.machine import Machine, link_name
+from epfabric_agent.nic.facts import Network, Nic, is_pci
+from epfabric_agent.topology.machine import Machine, link_name, text
 from epfabric_agent.topology.nics import rdma_devices
-
-_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def find(machine: Machine, network: Network) -> tuple[Nic, ...]:
@@ -30,6 +27,7 @@ def find(machine: Machine, network: Network) -> tuple[Nic, ...]:
                 pci_address=_pci(device),
                 rdma_device=rdma_device,
                 physical_function=_pci(device / "physfn"),
+                port=text(folder / "phys_port_name"),
                 hardware=device.exists() or bool(rdma_device),
                 addresses=link.addresses,
             )
@@ -50,4 +48,4 @@ def find(machine: Machine, network: Network) -> tuple[Nic, ...]:
 
 def _pci(device: os.PathLike[str]) -> str:
     name = os.path.basename(os.path.realpath(device)) if os.path.exists(device) else ""
-    return name if _PCI.fullmatch(name) else ""
+    return name if is_pci(name) else ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epfabric_agent import durable
+from epfabric_agent.nic.facts import is_pci
 
 if TYPE_CHECKING:
     from epfabric_agent.nic.plan import Change
@@ -57,7 +58,12 @@ class Journal:
     def __init__(self, state_dir: Path, boot_id: str) -> None:
         self._path = state_dir / NAME
         self._boot_id = boot_id
-        self.memory = self._load()
+        self.broken = ""
+        """Why it cannot be read; then nothing is written and nothing may be changed."""
+        try:
+            self.memory = self._load()
+        except OSError as error:
+            self.memory, self.broken = Memory(), str(error)
 
     def begin(self, change: Change, was_up: bool) -> None:
         """Raises OSError: then nothing may be changed. One change at a time (RuntimeError)."""
@@ -85,12 +91,25 @@ class Journal:
         self._keep(replace(self.memory, failures=failures, pending=None))
 
     def drop(self) -> None:
-        """The NIC of the pending change is gone, and its settings with it."""
-        self._keep(replace(self.memory, pending=None))
+        """The NIC of the pending change is gone; what it had counts if it comes back."""
+        pending = self._pending()
+        originals = {(pending.key, pending.setting): pending.old, **self.memory.originals}
+        self._keep(replace(self.memory, originals=originals, pending=None))
+
+    def rest(self, at: Setting, failure: Failure) -> None:
+        """A setting that is not to be changed for a while."""
+        self._keep(replace(self.memory, failures={**self.memory.failures, at: failure}))
+
+    def forget(self, settings: Collection[Setting]) -> None:
+        """Those that read as before the first change."""
+        originals = {k: v for k, v in self.memory.originals.items() if k not in settings}
+        if originals != self.memory.originals:
+            self._keep(replace(self.memory, originals=originals))
 
     def keep_only(self, keys: set[str]) -> None:
-        """Forgets NICs that are gone."""
-        originals = {k: v for k, v in self.memory.originals.items() if k[0] in keys}
+        """Forgets links that are gone. A NIC with a PCI address may only be away: with a driver
+        that starts anew, or in a pod's network namespace."""
+        originals = {k: v for k, v in self.memory.originals.items() if k[0] in keys or is_pci(k[0])}
         failures = {k: v for k, v in self.memory.failures.items() if k[0] in keys}
         if (originals, failures) != (self.memory.originals, self.memory.failures):
             self._keep(replace(self.memory, originals=originals, failures=failures))
@@ -101,6 +120,8 @@ class Journal:
         return self.memory.pending
 
     def _keep(self, memory: Memory) -> None:
+        if self.broken:
+            raise OSError(self.broken)
         durable.write(self._path, json.dumps(self._body(memory), indent=1).encode())
         self.memory = memory
 
@@ -134,5 +155,6 @@ class Journal:
         except (ValueError, KeyError, TypeError) as error:
             raise OSError(
                 f"{self._path} is not what the agent wrote ({error}): it holds the NICs' values "
-                "from before the fabric; mend it, or remove it and check the NICs by hand"
+                "from before the fabric; mend it, or remove it and check the NICs by hand, and "
+                "start the agent anew"
             ) from error

@@ -12,7 +12,7 @@ from epfabric_crds.node import NicState
 from epfabric_crds.settings import Nics
 
 from epfabric_agent.nic.facts import DISRUPTIVE, SETTINGS, Nic, Node
-from epfabric_agent.nic.journal import Memory
+from epfabric_agent.nic.journal import Memory, Setting
 from epfabric_agent.nic.protect import protected
 from epfabric_agent.nic.selector import selects
 from epfabric_agent.nic.targets import short, target
@@ -53,6 +53,8 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     nics: tuple[str, ...] = ()
     """Those that the selector means, by name."""
+    returned: tuple[Setting, ...] = ()
+    """To be restored, and as they were before already."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class _Planner:
     situation: Situation
     closed: dict[int, str]
     changes: list[Change] = field(default_factory=list)
+    returned: list[Setting] = field(default_factory=list)
 
     def findings(self, nic: Nic, selected: bool) -> Iterator[Finding]:
         configure = selected and self.wanted.mode == "Configure"
@@ -94,6 +97,8 @@ class _Planner:
             if current is None:
                 yield Finding(nic.name, setting, "Unsupported", shown[0], "", reading.reason)
             elif current == goal:
+                if restores:
+                    self.returned.append((key, setting))
                 yield Finding(nic.name, setting, "AsWanted", *shown)
             elif not configure and not restores:
                 text = "nics.mode is Observe: nothing is changed"
@@ -166,4 +171,5 @@ def plan(wanted: Nics, node: Node, memory: Memory, situation: Situation) -> Plan
         if selected:
             chosen.append(nic.name)
         findings += planner.findings(nic, selected)
-    return Plan(tuple(planner.changes), tuple(findings), tuple(chosen))
+    changes, returned = tuple(planner.changes), tuple(planner.returned)
+    return Plan(changes, tuple(findings), tuple(chosen), returned)

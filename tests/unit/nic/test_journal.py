@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from epfabric_agent.manifest.nics import restore
 from epfabric_agent.nic.change import Changer
 from epfabric_agent.nic.journal import Journal
 from epfabric_agent.nic.plan import Change
@@ -47,10 +49,14 @@ def test_the_first_value_stays_through_further_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version": 9, "bootId": "boot"}', "[1]"])
-def test_a_spoilt_journal_is_refused_and_not_overwritten(tmp_path: Path, text: str) -> None:
+def test_a_spoilt_journal_is_told_and_not_overwritten(tmp_path: Path, text: str) -> None:
     (tmp_path / "nics.json").write_text(text)
+    journal = Journal(tmp_path, "boot")
+    assert "mend it, or remove it" in journal.broken
     with pytest.raises(OSError, match="mend it, or remove it"):
-        Journal(tmp_path, "boot")
+        journal.begin(CHANGE, was_up=True)
+    with pytest.raises(OSError, match="mend it, or remove it"):
+        asyncio.run(restore(tmp_path))
     assert (tmp_path / "nics.json").read_text() == text
 
 
@@ -77,3 +83,16 @@ def test_a_change_is_not_made_where_it_cannot_be_written_down(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         changer.make(change, hands.look(None, None))
     assert hands.value == "1500"
+
+
+def test_a_nic_that_is_only_away_is_not_forgotten(tmp_path: Path) -> None:
+    """With a driver that starts anew, in a pod's namespace, or gone while a change is pending."""
+    journal = Journal(tmp_path, "boot")
+    for key in ("0000:3b:00.0", "cali12"):
+        journal.begin(replace(CHANGE, key=key), was_up=True)
+        journal.confirm(restores=False)
+    journal.begin(replace(CHANGE, setting="pfc", old="0"), was_up=True)
+    journal.drop()
+    journal.keep_only(set())
+    kept = {("0000:3b:00.0", "mtu"): "1500", ("0000:3b:00.0", "pfc"): "0"}
+    assert Journal(tmp_path, "boot").memory.originals == kept

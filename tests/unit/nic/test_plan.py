@@ -170,3 +170,14 @@ def test_a_target_changes_only_what_it_is_asked(
     setting: str, wanted: Nics, current: str, goal: str | None
 ) -> None:
     assert target(setting, wanted, current) == goal
+
+
+def test_a_nics_key_stays_when_links_of_its_function_come() -> None:
+    pci = "0000:3b:00.0"
+    first, second = Nic("eth9", 2, pci_address=pci, port="p0"), Nic("eth1", 5, pci_address=pci)
+    stands = Nic("eth0", 1, pci_address=pci, port="pf0vf3")
+    for nics in ((first,), (first, second), (stands, first, second)):
+        assert Node(nics, Network({})).key(first) == pci
+    alone = Node((stands,), Network({}))
+    assert (alone.key(stands), alone.by_key(pci)) == ("eth0", None)
+    assert Node((first, second), Network({})).key(second) == "eth1"

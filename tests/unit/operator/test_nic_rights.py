@@ -19,4 +19,7 @@ def test_only_agents_that_configure_nics_may(mode: str) -> None:
     may = "NET_ADMIN" in container["securityContext"]["capabilities"].get("add", [])
     sees = {m["mountPath"] for m in container["volumeMounts"]} & {"/sys"}
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v} & {"/sys"}
+    args = [int(a.partition("=")[2]) for a in container["args"] if a.startswith("--stop-s=")]
+    assert args == ([100] if mode == "Configure" else [])
+    assert pod["terminationGracePeriodSeconds"] == (args[0] if args else 20) + 10
     assert (may, bool(sees), bool(paths)) == ((mode == "Configure"),) * 3
