@@ -22,7 +22,8 @@ BOUND_S = 90.0
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 FABRICS = f"/apis/{names.API_VERSION}/epfabrics"
 RANK = Path(__file__).with_name("rank.py").read_text()
-MOUNTED = "var/run/epfabric"
+# /var/run is a link to /run in the images; followed from outside it would leave the pod.
+MOUNTED = "run/epfabric"
 
 Json = dict[str, Any]
 
