@@ -36,6 +36,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=heed_interrupts,
         )
         self.descendants: set[tuple[int, int]] = set()
         self.lines: list[str] = []
@@ -92,6 +93,11 @@ class Run:
             while found := {p for p, s in now.items() if s.parent in family and p not in family}:
                 family |= found
                 self.descendants |= {(pid, now[pid].started) for pid in found}
+
+
+def heed_interrupts() -> None:
+    """Tests that were started in the background ignore Ctrl-C, and what they start would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Stat:

@@ -22,7 +22,8 @@ class Work:
     tokens: int = 128
     iterations: int = 4
     barriers: int = 1000
-    hold_s: int = 2  # the kernel forgets a connection's bytes when it is closed
+    # Long enough to be looked at: the kernel forgets a connection's bytes when it is closed.
+    hold_s: int = 8
 
     @property
     def shape(self) -> moe_plan.Shape:
