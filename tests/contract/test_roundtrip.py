@@ -39,6 +39,7 @@ atomics: emulated
 barrier: {algorithm: dissemination, timeout: 1m, joinTimeout: 1h}
 onRankLoss: Mask
 agent:
+  cdiDevices: [rdma.example/nic=all]
   pools:
   - name: big
     nodeSelector: {size: big}
@@ -101,6 +102,10 @@ def cases() -> list[tuple[Kind, dict[str, Any], dict[str, Any]]]:
         "fabric": "f",
         "nodeUid": "u",
         "cordon": "c",
+        "tenants": [
+            {name: value for name, value in tenant.items() if name != "namespaceSelector"}
+            for tenant in spec["tenants"]
+        ],
     }
     return [
         (EPFabric, spec, yaml.safe_load(FABRIC_STATUS)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from harness.cluster import Cluster
 from harness.controlplane import free_ports
@@ -45,7 +47,9 @@ def furnished(cluster: Cluster, prometheus: Prometheus, show: Show) -> Iterator[
 def run_nodes(cluster: Cluster) -> Iterator[Kubelet]:
     """Nodes that are kept ready, and what runs their pods."""
     nodes = Nodes(cluster.kubeconfig, NODES, labels={LABEL: "true"})
-    kubelet = Kubelet(cluster.kubeconfig, cluster.folder / "nodes", nodes.addresses, IMAGES)
+    # A cluster may have had nodes of these names before: what is left of them is not these.
+    folder = Path(tempfile.mkdtemp(prefix="nodes-", dir=cluster.folder))
+    kubelet = Kubelet(cluster.kubeconfig, folder, nodes.addresses, IMAGES)
     nodes.start()
     try:
         kubelet.start()
