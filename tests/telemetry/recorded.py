@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 from epfabric_agent.telemetry.histogram import Histogram
-from epfabric_agent.telemetry.snapshot import BarrierSample, PeerSample, SessionSample, Snapshot
+from epfabric_agent.telemetry.snapshot import (
+    BarrierSample,
+    GroupSample,
+    PeerSample,
+    SessionSample,
+    Snapshot,
+)
 
 SCALE = 5
 Draws = Mapping[str, np.ndarray]
@@ -38,4 +44,5 @@ def snapshot(draws: Draws, rank: int, peers: Mapping[str, int], commands: int) -
     )  # fmt: skip
     phases = {phase: counted(values) for phase, values in draws.items()}
     barrier = BarrierSample("ns", "g", 1, phases, {rank: 5 + rank}, masked=0)
-    return Snapshot("libfabric", "tcp;ofi_rxm", (session,), (barrier,))
+    group = GroupSample("ns", "g", 1, epochs={"opened": 1}, refusals={"abi": 1})
+    return Snapshot("libfabric", "tcp;ofi_rxm", (session,), (barrier,), (group,))

@@ -15,9 +15,11 @@ from telemetry.recorded import draw, snapshot
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 
 
+QUESTIONS = PAGE.split("| question | ask |")[1].split("\n\n")[0].splitlines()[2:]
+
+
 def documented_queries() -> dict[str, str]:
-    table = PAGE.split("| question | ask |")[1].splitlines()[2:]
-    rows = (re.fullmatch(r"\| (.+?) \| `(.+)` \|", line) for line in table)
+    rows = (re.fullmatch(r"\| (.+?) \| `(.+)` \|", line) for line in QUESTIONS)
     return {row[1]: row[2].replace('="G"', '="g"') for row in rows if row}
 
 
@@ -35,7 +37,7 @@ def test_every_metric_and_no_other_stands_in_the_table() -> None:
 
 def test_every_documented_query_has_an_answer() -> None:
     queries = documented_queries()
-    assert len(queries) == PAGE.split("| question | ask |")[1].count("\n| ")
+    assert len(queries) == len(QUESTIONS)
     drawn = draw(np.random.default_rng(1), {"total": 1e-4, "network": 5e-5}, 50)
     commands = iter((1, 50, 50))
     with prometheus.running() as backend:
