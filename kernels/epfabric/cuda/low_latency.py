@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from epfabric.cuda import compiler
-from epfabric.cuda.rank import checked
+from epfabric.cuda.rank import checked, copy_in
 from epfabric.cuda.window import MAX_RANKS, Shape, window_of
 from epfabric.errors import SessionError
 
@@ -182,7 +182,7 @@ class LowLatency:
         """windows: by rank, the address at which this GPU reaches that rank's `window`."""
         if len(windows) != self.shape.world:
             raise SessionError(f"{len(windows)} windows for {self.shape.world} ranks")
-        _copy_in(self._windows, (ctypes.c_uint64 * len(windows))(*windows))
+        copy_in(self._windows, (ctypes.c_uint64 * len(windows))(*windows))
 
     def dispatch(self, call: DispatchCall, *, fp8: bool, stream: int) -> None:
         """Launches; the arrays must live until the kernel has ended."""
@@ -260,9 +260,3 @@ def _words(address: int, count: int) -> list[int]:
     words = (ctypes.c_uint64 * count)()
     checked(driver.cuMemcpyDtoH(ctypes.addressof(words), address, ctypes.sizeof(words)))
     return list(words)
-
-
-def _copy_in(address: int, data: ctypes.Array[Any]) -> None:
-    from cuda.bindings import driver
-
-    checked(driver.cuMemcpyHtoD(address, ctypes.addressof(data), ctypes.sizeof(data)))

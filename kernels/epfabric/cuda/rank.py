@@ -104,8 +104,8 @@ class RankOnDevice:
             world=segments.world,
             rank=segments.rank,
         )
-        _copy_in(self.address, rank)
-        _copy_in(self._heads, words)
+        copy_in(self.address, rank)
+        copy_in(self._heads, words)
 
     @property
     def pod_address(self) -> int:
@@ -163,7 +163,8 @@ def checked(result: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
-def _copy_in(address: int, data: ctypes.Structure | ctypes.Array[Any]) -> None:
+def copy_in(address: int, data: ctypes.Structure | ctypes.Array[Any]) -> None:
+    """Copies to GPU memory; returns when it is there."""
     from cuda.bindings import driver
 
     checked(driver.cuMemcpyHtoD(address, ctypes.addressof(data), ctypes.sizeof(data)))
