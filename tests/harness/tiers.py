@@ -1,6 +1,7 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
-Tiers without a cluster run first, while the programs that the others need are being built.
+Tiers without a cluster run first, while the programs that the others need are being built. Those
+on real nodes wait more than they compute: they run beside those on a control plane alone.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAIN, CONTROL, NODES = "plain", "on a control plane", "on real nodes"
 NO_TESTS_COLLECTED = 5
 
 
@@ -24,7 +27,7 @@ class Tier:
     """One folder of `tests/`; `missing` says why this machine cannot run it, or None."""
 
     name: str
-    needs_builds: bool
+    group: str  # tiers of one group share a control plane and run one after another
     missing: Callable[[], str | None] = lambda: None
 
 
@@ -49,21 +52,21 @@ def no_gpu() -> str | None:
 
 
 TIERS = (
-    Tier("repo", needs_builds=False),
-    Tier("unit", needs_builds=False),
-    Tier("headers", needs_builds=False),
-    Tier("native", needs_builds=False),
-    Tier("agent", needs_builds=False),
-    Tier("bench", needs_builds=False),
-    Tier("rdma", needs_builds=False, missing=no_vm),
-    Tier("gpu", needs_builds=False, missing=no_gpu),
-    Tier("cluster", needs_builds=True, missing=no_root),
-    Tier("contract", needs_builds=True, missing=no_root),
-    Tier("chart", needs_builds=True, missing=no_root),
-    Tier("telemetry", needs_builds=True, missing=no_root),
-    Tier("images", needs_builds=True, missing=no_root),
-    Tier("node", needs_builds=True, missing=no_nodes),
-    Tier("demo", needs_builds=True, missing=no_root),
+    Tier("repo", PLAIN),
+    Tier("unit", PLAIN),
+    Tier("headers", PLAIN),
+    Tier("native", PLAIN),
+    Tier("agent", PLAIN),
+    Tier("bench", PLAIN),
+    Tier("rdma", PLAIN, missing=no_vm),
+    Tier("gpu", PLAIN, missing=no_gpu),
+    Tier("cluster", CONTROL, missing=no_root),
+    Tier("contract", CONTROL, missing=no_root),
+    Tier("chart", CONTROL, missing=no_root),
+    Tier("telemetry", CONTROL, missing=no_root),
+    Tier("images", NODES, missing=no_root),
+    Tier("node", NODES, missing=no_nodes),
+    Tier("demo", NODES, missing=no_root),
 )
 
 
@@ -87,26 +90,47 @@ def main() -> int:
 
 
 def run_all(tiers: list[Tier]) -> list[str]:
-    """Runs two groups of tiers; returns those, by their tiers, in which something failed."""
-    plain = [tier for tier in tiers if not tier.needs_builds]
-    clustered = [tier for tier in tiers if tier.needs_builds]
-    builds = start_builds() if clustered else []
+    """Returns those groups, by their tiers, in which something failed."""
+    plain, control, nodes = (
+        [tier.name for tier in tiers if tier.group == group] for group in (PLAIN, CONTROL, NODES)
+    )
+    builds = start_builds() if control or nodes else []
     failed = []
     try:
         if plain and pytest(plain) != 0:
-            failed.append(", ".join(tier.name for tier in plain))
+            failed.append(plain)
         if builds:
             say("waiting for the programs that the next tiers need (their progress is above)")
             if any(build.wait() != 0 for build in builds):
                 say("these could not be built: see above; their tiers are failed")
-                return [*failed, ", ".join(tier.name for tier in clustered)]
-        if clustered and pytest(clustered) != 0:
-            failed.append(", ".join(tier.name for tier in clustered))
+                return list(map(", ".join, [*failed, control + nodes]))
+        failed += beside(control, nodes)
     finally:
         for build in builds:
             if build.poll() is None:
                 build.terminate()
                 build.wait(30)
+    return list(map(", ".join, failed))
+
+
+def beside(shown: list[str], later: list[str]) -> list[list[str]]:
+    """Runs both groups at once, prints what the second wrote after the first, gives the failed."""
+    if not (shown and later):
+        return [names for names in (shown, later) if names and pytest(names) != 0]
+    with tempfile.TemporaryFile() as output:
+        say(f"running {', '.join(later)} meanwhile (what they print comes at their end)")
+        running = subprocess.Popen(command(later), cwd=ROOT, stdout=output, stderr=output)
+        try:
+            failed = [shown] if pytest(shown) != 0 else []
+            if running.wait() != 0:
+                failed.append(later)
+        finally:
+            if running.poll() is None:
+                running.terminate()
+                running.wait(30)
+            output.seek(0)
+            say(f"what {', '.join(later)} printed")
+            shutil.copyfileobj(output, sys.stdout.buffer)
     return failed
 
 
@@ -118,14 +142,17 @@ def start_builds() -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def pytest(tiers: list[Tier]) -> int:
-    folders = [f"tests/{tier.name}" for tier in tiers]
-    say("running " + ", ".join(tier.name for tier in tiers))
-    command = [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+def pytest(names: list[str]) -> int:
+    say("running " + ", ".join(names))
+    code = subprocess.run(command(names), cwd=ROOT, check=False).returncode
     if code == NO_TESTS_COLLECTED:
-        say(f"no test was found in {', '.join(folders)}: that is a failure")
+        say(f"no test was found in {', '.join(names)}: that is a failure")
     return code
+
+
+def command(names: list[str]) -> list[str]:
+    folders = [f"tests/{name}" for name in names]
+    return [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
 
 
 def say(text: str) -> None:
