@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from cuda.bindings import driver
+from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.low_latency import (
     RECEIVE,
     SEND,
     CombineCall,
     DispatchCall,
-    Kernels,
     LowLatency,
 )
 from epfabric.cuda.rank import checked

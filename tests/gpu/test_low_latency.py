@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.low_latency import (
     RECEIVE,
     SEND,
+    SOURCE,
     CombineCall,
     DeviceBuffer,
     DispatchCall,
-    Kernels,
 )
 from epfabric.cuda.rank import checked
 from epfabric.cuda.window import Shape, window_of
@@ -35,7 +36,7 @@ from harness.device import Gpu
 
 @pytest.fixture(scope="module")
 def kernels(gpu: Gpu) -> Kernels:
-    return Kernels()
+    return Kernels(SOURCE)
 
 
 @pytest.fixture

@@ -51,10 +51,11 @@ def moved_bytes(batches: list[Batch], fp8: bool) -> Moved:
 
 def measure(run: Run) -> list[Line]:
     from cuda.core import Device
-    from epfabric.cuda.low_latency import Kernels
+    from epfabric.cuda.kernels import Kernels
+    from epfabric.cuda.low_latency import SOURCE
 
     Device(0).set_current()
-    kernels = Kernels()
+    kernels = Kernels(SOURCE)
     lines: list[Line] = []
     rng = np.random.default_rng()
     for tokens in (4, 16) if run.small else TOKENS:

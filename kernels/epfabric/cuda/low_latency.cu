@@ -37,6 +37,17 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
   if ((call.phases & kPhaseReceive) != 0) combine_receive(buffer, here, call);
 }
 
+// By one block: waits until all ranks are done with all that this one wrote, so that its next calls
+// may have another shape.
+EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads) settle(const DeviceBuffer buffer) {
+  EPF_SHARED Here here;
+  const BufferState& state = *buffer.state;
+  if (!look(buffer, &state.dispatch_sent, &state.combine_sent, here)) return;
+  const Window at = window_of(buffer.shape);
+  await_credits(buffer, here, at.dispatch_credits, here.sent, Awaited::kTokenRoom, 1);
+  await_credits(buffer, here, at.combine_credits, here.received, Awaited::kRowRoom, 1);
+}
+
 // For the mirrors in Python: offsets and sizes as this compiler has them.
 EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
   const Window at = window_of(shape);

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from importlib.resources import files
 from types import TracebackType
-from typing import Any
 
-from epfabric.cuda import compiler
+from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.rank import checked, copy_in
-from epfabric.cuda.window import MAX_RANKS, Shape, window_of
+from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, window_of
 from epfabric.errors import SessionError
 
-THREADS = 1024  # of a block
+SOURCE = "low_latency.cu"
 SEND, RECEIVE = 1, 2
-_AWAITED = ("nothing", "room", "tokens", "weights", "rows")
+_AWAITED = ("nothing", "room", "tokens", "weights", "rows", "room")
 _STATE_WORDS = 10
 _FAILED = 9  # its place among them
 
@@ -35,6 +33,7 @@ class DeviceBuffer(ctypes.Structure):
         ("messages", ctypes.c_uint64),
         ("counts", ctypes.c_uint64),
         ("masked", ctypes.c_uint64),
+        ("verdicts", ctypes.c_uint64),
         ("aborts", ctypes.c_uint64 * 2),
         ("timeout_ns", ctypes.c_uint64),
         ("shape", ctypes.c_uint32 * 5),
@@ -52,7 +51,7 @@ class DispatchCall(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "tokens", "topk", "weights", "sent", "received", "scales", "expert_counts",
-                "source_tokens", "ranges", "receipts", "source_messages", "sums",
+                "source_tokens", "ranges", "receipts", "source_messages", "sums", "waits",
             )
         ),
         *(
@@ -70,65 +69,11 @@ class CombineCall(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "rows", "topk", "weights", "sent", "receipts", "source_messages", "combined",
+                "waits",
             )
         ),
         *((name, ctypes.c_uint32) for name in ("count", "k", "phases")),
     ]  # fmt: skip
-
-
-class Kernels:
-    """The compiled kernels in the current context."""
-
-    def __init__(self) -> None:
-        from cuda.bindings import driver
-
-        device = checked(driver.cuCtxGetDevice())
-        attribute = driver.CUdevice_attribute
-        major, minor, self.processors = (
-            int(checked(driver.cuDeviceGetAttribute(which, device)))
-            for which in (
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-            )
-        )
-        source = files("epfabric.cuda").joinpath("low_latency.cu").read_text()
-        code = compiler.cubin(source, "low_latency.cu", f"sm_{major}{minor}")
-        self._module = checked(driver.cuModuleLoadData(code))
-        self._functions: dict[str, Any] = {}
-
-    def function(self, name: str) -> Any:
-        from cuda.bindings import driver
-
-        if name not in self._functions:
-            found = checked(driver.cuModuleGetFunction(self._module, name.encode()))
-            self._functions[name] = found
-        return self._functions[name]
-
-    def check_resident(self, name: str, blocks: int) -> None:
-        """Raises SessionError where a grid of so many blocks would wait for blocks not started."""
-        from cuda.bindings import driver
-
-        each = checked(
-            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function(name), THREADS, 0)
-        )
-        if not 1 <= blocks <= each * self.processors:
-            raise SessionError(
-                f"{blocks} blocks cannot be on the GPU at once: it has room for "
-                f"{each * self.processors} of {name}"
-            )
-
-    def launch(self, name: str, blocks: int, stream: int, *values: Any) -> None:
-        """values: ctypes objects, which are copied at once."""
-        from cuda.bindings import driver
-
-        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        checked(
-            driver.cuLaunchKernel(
-                self.function(name), blocks, 1, 1, THREADS, 1, 1, 0, stream,
-                ctypes.addressof(parameters), 0,
-            )
-        )  # fmt: skip
 
 
 class LowLatency:
@@ -137,6 +82,7 @@ class LowLatency:
     A CUDA context must be current. All ranks make the same calls in the same order. blocks: of
     each grid; the ranks that share a GPU share its processors. timeout_s: of every wait inside a
     kernel; afterwards the rank waited for is masked (mask=True) or the buffer has failed.
+    window_bytes: of the window, so that a later shape may need more than the first one.
     """
 
     def __init__(
@@ -149,6 +95,7 @@ class LowLatency:
         timeout_s: float = 10.0,
         mask: bool = False,
         aborts: tuple[int, int] | None = None,
+        window_bytes: int = 0,
     ) -> None:
         for name in ("dispatch_bf16", "dispatch_fp8", "combine"):
             kernels.check_resident(name, blocks)
@@ -156,21 +103,23 @@ class LowLatency:
             raise SessionError(f"rank {rank} is not one of {shape.world}")
         self.shape, self.rank, self.blocks = shape, rank, blocks
         self._kernels = kernels
-        self._bytes = window_of(shape).bytes
-        self.window = _zeros(self._bytes)
-        # One allocation: windows, state, messages, counts, masked, a word of zeros.
-        sizes = [8 * n for n in (shape.world, _STATE_WORDS, shape.world, shape.experts)]
-        sizes += [8 * shape.world, 8]
-        self._memory = _zeros(sum(sizes))
-        self._windows, self._state, messages, counts, self._masked, zero = (
-            self._memory + sum(sizes[:i]) for i in range(len(sizes))
+        self.window_bytes = window_bytes or window_of(shape).bytes
+        self._check_room(shape)
+        self.window = _zeros(self.window_bytes)
+        # One allocation: windows, state, messages, counts, masked, verdicts, a word of zeros.
+        world = shape.world
+        lengths = (world, _STATE_WORDS, world, MAX_EXPERTS, world, len(_AWAITED) * world, 1)
+        self._memory = _zeros(8 * sum(lengths))
+        self._windows, self._state, messages, counts, self._masked, verdicts, zero = (
+            self._memory + 8 * sum(lengths[:i]) for i in range(len(lengths))
         )
-        self._buffer = DeviceBuffer(
+        self.buffer = DeviceBuffer(
             windows=self._windows,
             state=self._state,
             messages=messages,
             counts=counts,
             masked=self._masked,
+            verdicts=verdicts,
             aborts=aborts or (zero, zero),
             timeout_ns=int(timeout_s * 1e9),
             shape=(shape.world, shape.experts, shape.tokens, shape.hidden, shape.topk),
@@ -184,11 +133,28 @@ class LowLatency:
             raise SessionError(f"{len(windows)} windows for {self.shape.world} ranks")
         copy_in(self._windows, (ctypes.c_uint64 * len(windows))(*windows))
 
+    def reshape(self, shape: Shape, *, stream: int) -> None:
+        """From the next call on; all ranks do the same between the same calls, none half done."""
+        if shape == self.shape:
+            return
+        if shape.world != self.shape.world:
+            raise SessionError(f"this buffer has {self.shape.world} ranks, not {shape.world}")
+        self._check_room(shape)
+        self.settle(stream=stream)
+        self.shape = shape
+        self.buffer.shape[:] = (
+            shape.world, shape.experts, shape.tokens, shape.hidden, shape.topk,
+        )  # fmt: skip
+
+    def settle(self, *, stream: int) -> None:
+        """On the stream: waits until all ranks are done with what this one has written so far."""
+        self._kernels.launch("settle", 1, stream, self.buffer)
+
     def dispatch(self, call: DispatchCall, *, fp8: bool, stream: int) -> None:
         """Launches; the arrays must live until the kernel has ended."""
         self._check(call.count, call.k)
         name = "dispatch_fp8" if fp8 else "dispatch_bf16"
-        self._kernels.launch(name, self.blocks, stream, self._buffer, call)
+        self._kernels.launch(name, self.blocks, stream, self.buffer, call)
 
     def combine(self, call: CombineCall, *, stream: int) -> None:
         """Launches; `sent`, `receipts` and `source_messages` are those of the dispatch.
@@ -196,7 +162,7 @@ class LowLatency:
         Without `weights`, those that every rank gave to the dispatch; all ranks do the same.
         """
         self._check(call.count, call.k)
-        self._kernels.launch("combine", self.blocks, stream, self._buffer, call)
+        self._kernels.launch("combine", self.blocks, stream, self.buffer, call)
 
     def failure(self) -> str | None:
         """What the buffer's kernels waited for in vain; when none runs."""
@@ -219,6 +185,23 @@ class LowLatency:
             raise SessionError(f"rank {rank} is not one of {self.shape.world}")
         checked(driver.cuMemsetD32Async(self._masked + 8 * rank, int(masked), 1, stream))
 
+    def read_mask(self, target: int, *, stream: int) -> None:
+        """On the stream: copies to an array of int32 by rank, 1 where it is masked."""
+        from cuda.bindings import driver
+
+        copy = driver.CUDA_MEMCPY2D()
+        kind = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcMemoryType, copy.srcDevice, copy.srcPitch = kind, self._masked, 8
+        copy.dstMemoryType, copy.dstDevice, copy.dstPitch = kind, target, 4
+        copy.WidthInBytes, copy.Height = 4, self.shape.world
+        checked(driver.cuMemcpy2DAsync(copy, stream))
+
+    def clean_mask(self, *, stream: int) -> None:
+        """From the next kernel of that stream on nothing is masked."""
+        from cuda.bindings import driver
+
+        checked(driver.cuMemsetD8Async(self._masked, 0, 8 * self.shape.world, stream))
+
     def close(self) -> None:
         """After the last kernel of any rank that uses it (idempotent)."""
         from cuda.bindings import driver
@@ -238,6 +221,13 @@ class LowLatency:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_room(self, shape: Shape) -> None:
+        needed = window_of(shape).bytes
+        if needed > self.window_bytes:
+            raise SessionError(
+                f"{shape} needs {needed} bytes of every rank, this buffer has {self.window_bytes}"
+            )
 
     def _check(self, count: int, k: int) -> None:
         if not 0 <= count <= self.shape.tokens:

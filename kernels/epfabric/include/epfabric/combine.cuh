@@ -15,6 +15,7 @@ struct CombineCall {
   const int32_t* receipts;         // of the dispatch
   const int32_t* source_messages;  // of the dispatch
   unsigned char* combined;         // [count, hidden] bfloat16
+  uint64_t* waits;                 // [world] to which ns of waiting are added, or nothing
   uint32_t count, k, phases;
 };
 
@@ -193,7 +194,7 @@ EPF_DEVICE inline void combine_send(const DeviceBuffer& buffer, Here& here,
   EPF_SHARED detail::Summands in;
   const Shape& shape = buffer.shape;
   const Window at = window_of(shape);
-  await_credits(buffer, here, at.combine_credits);
+  await_credits(buffer, here, at.combine_credits, here.sent, Awaited::kRowRoom);
   if (call.weights != nullptr) {
     detail::send_weights(buffer, here, at, call);
     if (last_block(&buffer.state->arrived_weights)) detail::say(buffer, here, at.weight_words);
@@ -221,7 +222,7 @@ EPF_DEVICE inline void combine_receive(const DeviceBuffer& buffer, Here& here,
   const Shape& shape = buffer.shape;
   const Window at = window_of(shape);
   for (uint32_t from = platform::thread(); from < shape.world; from += platform::threads()) {
-    await_word(buffer, here, at.combine_words, here.received, from, Awaited::kRows);
+    await_word(buffer, here, at.combine_words, here.received, from, Awaited::kRows, call.waits);
   }
   platform::block_barrier();
   const uint32_t step = platform::blocks() * kBatch;

@@ -9,8 +9,9 @@
 
 namespace epfabric {
 
-// What a wait was for, when it failed.
-enum class Awaited : uint32_t { kNothing, kCredit, kTokens, kWeights, kRows };
+// What a wait is for.
+enum class Awaited : uint32_t { kNothing, kTokenRoom, kTokens, kWeights, kRows, kRowRoom };
+inline constexpr uint32_t kAwaitedKinds = 6;
 
 // Counts of calls, and of blocks that have come to the end of a part of the running one.
 struct BufferState {
@@ -25,6 +26,8 @@ struct DeviceBuffer {
   uint64_t* messages;  // by destination rank: of the running dispatch
   uint64_t* counts;    // by expert: tokens of the running dispatch
   uint64_t* masked;    // by rank: not 0 when nothing goes there or comes from there
+  uint64_t*
+      verdicts;  // [Awaited][rank]: (call + 1) × 2, and 1 when it came; where ranks are masked
   AbortWords aborts;
   uint64_t timeout_ns;
   Shape shape;
@@ -74,58 +77,96 @@ EPF_DEVICE inline uint64_t word_of(uint64_t call, uint32_t count) {
 
 namespace detail {
 
-EPF_DEVICE inline void give_up(const DeviceBuffer& buffer, uint32_t from, Awaited what) {
-  if (buffer.mask != 0) return platform::store_device(buffer.masked + from, 1);
+EPF_DEVICE inline void fail(const DeviceBuffer& buffer, uint32_t from, Awaited what) {
   platform::store_device(&buffer.state->failed, uint64_t{static_cast<uint32_t>(what)} << 32 | from);
 }
 
-// `there()` looks with an acquire load. False, and masked for this block: when `from` will not
-// come, or the buffer has failed.
+// `there()` looks with an acquire load. False at the bound, at an abort, when `from` is masked, or
+// when the buffer has failed.
 template <typename There>
-EPF_DEVICE bool await(const DeviceBuffer& buffer, Here& here, uint32_t from, Awaited what,
-                      There there) {
-  if (here.masked[from] != 0) return false;
+EPF_DEVICE bool comes(const DeviceBuffer& buffer, uint32_t from, There there) {
   uint64_t begin = 0;
   for (uint32_t look = 0;; ++look) {
     if (there()) return true;
     if (begin == 0) begin = platform::clock_ns();
     if ((look & 63) == 63) {
       const bool late = platform::clock_ns() - begin > buffer.timeout_ns;
-      if (late || buffer.aborts.set()) give_up(buffer, from, what);
-      if (platform::load_device(buffer.masked + from) != 0 ||
-          platform::load_device(&buffer.state->failed) != 0) {
-        here.masked[from] = 1;
-        return false;
-      }
+      if (late || buffer.aborts.set()) return false;
+      if (platform::load_device(buffer.masked + from) != 0) return false;
+      if (platform::load_device(&buffer.state->failed) != 0) return false;
     }
     platform::pause(look);
   }
 }
 
+// Whether `from` came in time is asked by every block, and a rank may come just when the first of
+// them gives it up. What the first one says holds for all blocks of the call.
+EPF_DEVICE inline bool agreed(uint64_t* verdict, uint64_t call, bool came) {
+  const uint64_t mine = (call + 1) * 2 + (came ? 1 : 0);
+  for (uint64_t seen = platform::load_device(verdict);;) {
+    if (seen / 2 > call) return (seen & 1) != 0;
+    const uint64_t before = platform::exchange_device(verdict, seen, mine);
+    if (before == seen) return came;
+    seen = before;
+  }
+}
+
+// Whether what `call` needs of `from` came; alike for all blocks. here.masked follows.
+template <typename There>
+EPF_DEVICE bool await(const DeviceBuffer& buffer, Here& here, uint32_t from, Awaited what,
+                      uint64_t call, There there) {
+  const bool came = here.masked[from] == 0 && comes(buffer, from, there);
+  if (buffer.mask == 0) {
+    if (!came && here.masked[from] == 0) fail(buffer, from, what);
+    here.masked[from] |= came ? 0 : 1;
+    return came;
+  }
+  const uint64_t place = uint64_t{static_cast<uint32_t>(what)} * buffer.shape.world + from;
+  const bool counts = agreed(buffer.verdicts + place, call, came);
+  here.masked[from] = counts ? 0 : 1;
+  if (!counts) platform::store_device(buffer.masked + from, 1);
+  // Another block has seen it, so it is there.
+  if (!counts || came || there()) return counts;
+  uint64_t begin = platform::clock_ns();
+  for (uint32_t look = 0; !there(); ++look) {
+    if (platform::clock_ns() - begin > buffer.timeout_ns) {
+      fail(buffer, from, what);
+      return false;
+    }
+    platform::pause(look);
+  }
+  return true;
+}
+
 }  // namespace detail
 
 // By one thread: waits until `from` has said of the call what this table holds; its count then.
-// 0 when it will not.
+// 0 when it will not. The first block adds to waits[from] how long it took.
 EPF_DEVICE inline uint32_t await_word(const DeviceBuffer& buffer, Here& here, uint64_t table,
-                                      uint64_t call, uint32_t from, Awaited what) {
+                                      uint64_t call, uint32_t from, Awaited what,
+                                      uint64_t* waits = nullptr) {
+  const bool counts = waits != nullptr && platform::block() == 0;
+  const uint64_t begin = counts ? platform::clock_ns() : 0;
   const auto* word = here.at<uint64_t>(buffer.rank, place_of(buffer, table, call, from));
   uint64_t value = 0;
-  const bool came = detail::await(buffer, here, from, what, [&] {
+  const bool came = detail::await(buffer, here, from, what, call, [&] {
     value = platform::load_acquire(word);
     const uint32_t ahead = static_cast<uint32_t>(value >> 32) - static_cast<uint32_t>(call + 1);
     return ahead < 0x80000000u;
   });
+  if (counts) platform::fetch_add_device(waits + from, platform::clock_ns() - begin);
   return came ? static_cast<uint32_t>(value) : 0;
 }
 
-// By a block: waits until every rank is done with what this one wrote for the call before last.
-EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uint64_t table) {
-  const uint64_t call = here.sent;
-  if (call < kParities) return;
+// By a block: waits until every rank is done with what this one wrote, but for the last `ahead` - 1
+// calls of the kind.
+EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uint64_t table,
+                                     uint64_t call, Awaited what, uint32_t ahead = kParities) {
+  if (call < ahead && buffer.mask == 0) return;
   for (uint32_t to = platform::thread(); to < buffer.shape.world; to += platform::threads()) {
     const uint64_t* credit = here.at<uint64_t>(buffer.rank, table) + to;
-    detail::await(buffer, here, to, Awaited::kCredit,
-                  [&] { return platform::load_acquire(credit) + kParities > call; });
+    detail::await(buffer, here, to, what, call,
+                  [&] { return platform::load_acquire(credit) + ahead > call; });
   }
   platform::block_barrier();
 }

@@ -31,6 +31,7 @@ struct DispatchCall {
   int32_t* receipts;            // [world, tokens, 4 + 2 topk], for combine
   int32_t* source_messages;     // [world], for combine
   int32_t* sums;                // [local experts] to which counts are added, or nothing
+  uint64_t* waits;              // [world] to which ns of waiting are added, or nothing
   uint32_t count, k, phases;
   uint32_t power_scales;  // scales are powers of two
   uint32_t byte_scales;   // and are written as their exponents, a byte each
@@ -227,7 +228,7 @@ template <bool kFp8>
 EPF_DEVICE void dispatch_send(const DeviceBuffer& buffer, Here& here, const DispatchCall& call) {
   EPF_SHARED detail::Outgoing out;
   const Window at = window_of(buffer.shape);
-  await_credits(buffer, here, at.dispatch_credits);
+  await_credits(buffer, here, at.dispatch_credits, here.sent, Awaited::kTokenRoom);
   const uint32_t step = platform::blocks() * kBatch;
   for (uint32_t first = platform::block(); first < call.count; first += step) {
     const uint32_t n = detail::batch_at(first, call.count);

@@ -66,6 +66,28 @@ EPF_DEVICE inline void block_barrier() {
 #endif
 }
 
+// Adds to a word that the block shares.
+EPF_DEVICE inline void add_block(uint32_t* word, uint32_t value) {
+#if defined(EPF_CUDA_CODE)
+  atomicAdd_block(word, value);
+#elif defined(EPF_HIP_CODE)
+  __hip_atomic_fetch_add(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+#else
+  *word += value;
+#endif
+}
+
+// Adds to a word that threads of this GPU share.
+EPF_DEVICE inline void add_device(uint32_t* word, uint32_t value) {
+#if defined(EPF_CUDA_CODE)
+  asm volatile("red.relaxed.gpu.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+#elif defined(EPF_HIP_CODE)
+  __hip_atomic_fetch_add(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+  *word += value;
+#endif
+}
+
 // The largest value among the caller and its neighbours in an aligned group of 8 lanes; by a warp.
 EPF_DEVICE inline float max_of_eight(float value) {
 #if defined(EPF_CUDA_CODE)

@@ -110,6 +110,26 @@ EPF_DEVICE inline void store_device(uint64_t* word, uint64_t value) {
 #endif
 }
 
+// Puts `value` where `expected` is; what was there before.
+EPF_DEVICE inline uint64_t exchange_device(uint64_t* word, uint64_t expected, uint64_t value) {
+#if defined(EPF_CUDA_CODE)
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(word), "l"(expected), "l"(value)
+               : "memory");
+  return before;
+#elif defined(EPF_HIP_CODE)
+  __hip_atomic_compare_exchange_strong(word, &expected, value, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                       __HIP_MEMORY_SCOPE_AGENT);
+  return expected;
+#else
+  const uint64_t before = *word;
+  if (before == expected) *word = value;
+  return before;
+#endif
+}
+
 EPF_DEVICE inline uint32_t count_bits(uint64_t bits) {
 #if defined(EPF_CUDA_CODE)
   return static_cast<uint32_t>(__popcll(bits));

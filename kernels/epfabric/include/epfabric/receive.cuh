@@ -33,14 +33,18 @@ EPF_DEVICE inline uint32_t source_of(const uint32_t* firsts, uint32_t world, uin
   return low;
 }
 
-// By a block: turns counts of each rank, in firsts[1 + rank], into places.
+// By a block with a thread for each rank: turns counts of each rank, in firsts[1 + rank], into
+// places.
 EPF_DEVICE inline void add_up(uint32_t* firsts, uint32_t world) {
+  const uint32_t me = platform::thread();
+  if (me == 0) firsts[0] = 0;
   platform::block_barrier();
-  if (platform::thread() == 0) {
-    firsts[0] = 0;
-    for (uint32_t rank = 0; rank < world; ++rank) firsts[rank + 1] += firsts[rank];
+  for (uint32_t step = 1; step < world; step *= 2) {
+    const uint32_t before = me < world && me >= step ? firsts[me + 1 - step] : 0;
+    platform::block_barrier();
+    if (before != 0) firsts[me + 1] += before;
+    platform::block_barrier();
   }
-  platform::block_barrier();
 }
 
 // By a block: waits for all sources. Block 0 tells the caller what came.
@@ -50,8 +54,8 @@ EPF_DEVICE inline void await_tokens(const DeviceBuffer& buffer, Here& here, cons
   const uint32_t local = shape.local_experts();
   const bool tells = platform::block() == 0;
   for (uint32_t from = platform::thread(); from < shape.world; from += platform::threads()) {
-    const uint32_t count =
-        await_word(buffer, here, at.dispatch_words, here.received, from, Awaited::kTokens);
+    const uint32_t count = await_word(buffer, here, at.dispatch_words, here.received, from,
+                                      Awaited::kTokens, call.waits);
     in.firsts[from + 1] = count;
     if (tells) call.source_messages[from] = static_cast<int32_t>(count);
   }

@@ -1,0 +1,69 @@
+"""The compiled kernels of one source file, and how they are launched; for this package's ends."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from epfabric.cuda import compiler
+from epfabric.cuda.rank import checked
+from epfabric.errors import SessionError
+
+THREADS = 1024  # of a block
+
+
+class Kernels:
+    """Those of `source`, a file's path or its name in this package, in the current context."""
+
+    def __init__(self, source: str | Path) -> None:
+        from cuda.bindings import driver
+
+        device = checked(driver.cuCtxGetDevice())
+        attribute = driver.CUdevice_attribute
+        major, minor, self.processors = (
+            int(checked(driver.cuDeviceGetAttribute(which, device)))
+            for which in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )
+        )
+        path = source if isinstance(source, Path) else files("epfabric.cuda").joinpath(source)
+        code = compiler.cubin(path.read_text(), path.name, f"sm_{major}{minor}")
+        self._module = checked(driver.cuModuleLoadData(code))
+        self._functions: dict[str, Any] = {}
+
+    def function(self, name: str) -> Any:
+        from cuda.bindings import driver
+
+        if name not in self._functions:
+            found = checked(driver.cuModuleGetFunction(self._module, name.encode()))
+            self._functions[name] = found
+        return self._functions[name]
+
+    def check_resident(self, name: str, blocks: int) -> None:
+        """Raises SessionError where a grid of so many blocks would wait for blocks not started."""
+        from cuda.bindings import driver
+
+        each = checked(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function(name), THREADS, 0)
+        )
+        if not 1 <= blocks <= each * self.processors:
+            raise SessionError(
+                f"{blocks} blocks cannot be on the GPU at once: it has room for "
+                f"{each * self.processors} of {name}"
+            )
+
+    def launch(self, name: str, blocks: int, stream: int, *values: Any) -> None:
+        """values: ctypes objects, which are copied at once."""
+        from cuda.bindings import driver
+
+        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        checked(
+            driver.cuLaunchKernel(
+                self.function(name), blocks, 1, 1, THREADS, 1, 1, 0, stream,
+                ctypes.addressof(parameters), 0,
+            )
+        )  # fmt: skip
