@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epfabric_crds import names
-from harness import helm, images
+from harness import csi_client, helm, images
 from harness.demo.site import make_namespace
 from harness.kubelet.api import Api, ApiError
 from harness.node.node import Node
@@ -19,6 +19,7 @@ from harness.node.site import Site
 NAME = SPACE = "live"
 LABEL = "epfabric.io/node-test"
 BOUND_S = 90.0
+MOST_SESSIONS = 2  # of all pods of a node at once, by the fabric's one tenant
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 FABRICS = f"/apis/{names.API_VERSION}/epfabrics"
 RANK = Path(__file__).with_name("rank.py").read_text()
@@ -62,7 +63,7 @@ class Fabric:
     def install(self) -> None:
         cluster = self.site.cluster
         make_namespace(cluster)
-        values = {"global": {"registry": images.REGISTRY}}
+        values = {"global": {"registry": images.REGISTRY}, "slots": {"mode": "dra"}}
         helm.install(cluster.kubeconfig, "epfabric", names.NAMESPACE, values)
         cluster.kubectl(
             *("rollout", "status", "daemonset/epfabric-csi", "-n", names.NODES_NAMESPACE),
@@ -87,6 +88,7 @@ class Fabric:
             "namespaceSelector": {"matchLabels": {LABEL: "true"}},
             "transport": {"allowTcp": True},
             "proxies": {"perGPU": 1, "idle": "adaptive"},
+            "tenants": [{"name": "all", "namespaceSelector": {}, "maxSessions": MOST_SESSIONS}],
         }
         body = {"apiVersion": names.API_VERSION, "kind": "EPFabric", "metadata": {"name": NAME}}
         self.api.post(FABRICS, {**body, "spec": spec})
@@ -189,6 +191,16 @@ class Fabric:
     def inode_in(self, one: Json) -> Inode:
         found = self.volume_in(one).stat()
         return Inode(found.st_dev, found.st_ino)
+
+    def await_nothing_of(self, one: Json, node: Node, pids: list[int]) -> None:
+        """The node has neither these processes of it nor its volume; its object may stay."""
+        uid = one["metadata"]["uid"]
+        marks = (uid, csi_client.volume_id(uid, names.POD_VOLUME))
+        eventually(lambda: not any(map(node.is_running, pids)), "its processes are gone")
+        eventually(
+            lambda: not [v for v in volumes_on(node) if any(mark in v for mark in marks)],
+            "its volume is gone",
+        )
 
     def remove(self, one: Json, grace_s: int | None = None) -> None:
         name = one["metadata"]["name"]

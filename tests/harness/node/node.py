@@ -50,7 +50,11 @@ class Node:
         self._pid = 0
         (self.folder / "networks").mkdir(parents=True)
         plugins = next(iter(build.programs("cni").values())).parent
-        self._write("containerd.toml", settings.containerd(plugins, self.networks, pause.NAME))
+        container = self.folder / "container.json"
+        containerd = settings.containerd(plugins, self.networks, pause.NAME, container)
+        self._write("containerd.toml", containerd)
+        plain = json.loads(output([self._programs["ctr"], "oci", "spec"]))
+        self._write(container.name, json.dumps(settings.container(plain, self.boot_id)))
         pods = settings.network(wires.plan.pods(index))
         self._write("networks/pods.conflist", json.dumps(pods))
         kubelet = settings.kubelet(self.cgroup, self.address, authority)
@@ -59,6 +63,11 @@ class Node:
     @property
     def networks(self) -> Path:
         return self.folder / "networks"
+
+    @property
+    def boot_id(self) -> Path:
+        """The file that the node and its containers see in place of the kernel's."""
+        return self.folder / "boot-id"
 
     @property
     def root(self) -> Path:
@@ -93,16 +102,16 @@ class Node:
     def boot(self) -> None:
         """A machine with its file systems and network, and nothing that runs on it."""
         cgroups.make(self.cgroup)
-        ready, boot_id = self.folder / "ready", self.folder / "boot-id"
+        ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        boot_id.write_text(f"{uuid.uuid4()}\n")
+        self.boot_id.write_text(f"{uuid.uuid4()}\n")
         spaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         self._init = self._processes.start(
             self.name,
             [
                 *("unshare", *spaces, "--mount-proc", "--"),
                 *(sys.executable, "-ES", INIT, f"--name={self.name}"),
-                *(f"--disk={self.disk}", f"--boot-id={boot_id}", f"--ready={ready}"),
+                *(f"--disk={self.disk}", f"--boot-id={self.boot_id}", f"--ready={ready}"),
             ],
         )
         wait_until(ready.exists, START_S, f"{self.name} booted", self._init)
@@ -201,6 +210,10 @@ class Node:
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o600)
+
+
+def output(argv: Sequence[str | Path]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 def program_of(pid: int) -> str:

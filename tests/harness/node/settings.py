@@ -7,13 +7,15 @@ to lower an OOM score, no service network but the API server's address.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 
-def containerd(plugins: Path, networks: Path, sandbox: str) -> str:
+def containerd(plugins: Path, networks: Path, sandbox: str, container: Path) -> str:
     """The configuration of containerd, TOML; `networks` holds the list of `network`."""
     return f"""\
 version = 3
@@ -35,6 +37,7 @@ disable_apparmor = true
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "{container}"
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 SystemdCgroup = false
@@ -43,6 +46,17 @@ SystemdCgroup = false
 bin_dirs = ["{plugins}"]
 conf_dir = "{networks}"
 """
+
+
+def container(plain: Mapping[str, Any], boot_id: Path) -> dict[str, Any]:
+    """What each container's specification begins with: `plain`, and the boot id of its node.
+
+    A container has a /proc of its own, in which runc lets no mount be asked for.
+    """
+    into = r"$(sed -n 's/.*\"bundle\":\"\([^\"]*\)\".*/\1/p')"
+    script = f'exec mount --no-mtab --bind {boot_id} "{into}/rootfs/{BOOT_ID}"'
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", script], "env": ["PATH=/usr/bin:/bin"]}
+    return {**plain, "hooks": {"createContainer": [hook]}}
 
 
 def network(pods: str) -> dict[str, Any]:
@@ -80,6 +94,7 @@ def kubelet(cgroup: str, address: str, authority: Path) -> dict[str, Any]:
         "serializeImagePulls": False,
         "syncFrequency": "5s",
         "nodeStatusUpdateFrequency": "5s",
+        "volumeStatsAggPeriod": "5s",  # by which pods are evicted that outgrow a volume
         "healthzPort": 0,
         "readOnlyPort": 0,
     }
