@@ -237,7 +237,7 @@ AGENTS = Row(
         ),
         Panel(
             "Epochs by group",
-            "Opened, completed and failed in an hour.",
+            "Opened, completed, failed, and orphaned by their coordinator (each node counts), in an hour.",
             "table",
             "count",
             (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import epfabric
 import pytest
 import yaml
 from harness.demo import without_kubernetes as two_nodes
 from harness.demo.checks import Work, check_results, payload_between
 from harness.demo.queries import expression
-from harness.process import Processes, wait_until
+from harness.process import Process, Processes, wait_until
 from harness.prometheus import Prometheus
 
 WORK = Work(world_size=4, tokens=16, iterations=2, barriers=50)
@@ -38,7 +41,8 @@ def answers(backend: Prometheus, promql: str, *labels: str) -> dict[tuple[str, .
     }
 
 
-def test_the_last_counts_of_agents_that_end_are_all_in_prometheus(processes: Processes) -> None:
+def start(processes: Processes) -> tuple[Prometheus, Path, dict[str, Process]]:
+    """The backend, the folder of what the agents need, and the agents."""
     backend = Prometheus(processes)
     backend.start()
     folder = processes.folder / "manifest"
@@ -53,6 +57,11 @@ def test_the_last_counts_of_agents_that_end_are_all_in_prometheus(processes: Pro
     for node, agent in agents.items():
         socket = two_nodes.socket_of(folder, node)
         wait_until(socket.exists, two_nodes.READY_SECONDS, f"the socket of {node}", agent)
+    return backend, folder, agents
+
+
+def test_the_last_counts_of_agents_that_end_are_all_in_prometheus(processes: Processes) -> None:
+    backend, folder, agents = start(processes)
     results = two_nodes.run_ranks(processes, folder, WORK)
     check_results(results, WORK)
     assert backend.query("epfabric_sessions") == [], "nothing was sent before the end"
@@ -83,3 +92,25 @@ def test_the_last_counts_of_agents_that_end_are_all_in_prometheus(processes: Pro
     assert sum(answers(backend, expression("refused", *group)).values()) == 0
     stragglers = answers(backend, "sum(epfabric_barrier_stragglers_total)")
     assert stragglers == {(): counted}
+
+
+def test_a_group_whose_coordinators_agent_is_killed_is_counted_by_the_other(
+    processes: Processes,
+) -> None:
+    backend, folder, agents = start(processes)
+    sockets = [two_nodes.socket_of(folder, node) for node in agents]
+    with ThreadPoolExecutor(len(sockets)) as pool:
+        sessions = list(
+            pool.map(lambda i: epfabric.connect(str(sockets[i]), i, len(sockets)), range(2))
+        )
+        list(pool.map(lambda session: session.join(), sessions))
+    agents["a"].signal(signal.SIGKILL)
+    agents["a"].wait(two_nodes.READY_SECONDS)
+    with pytest.raises(epfabric.GroupFailed, match="coordinates the group, was lost"):
+        sessions[1].barrier()
+    for session in sessions:
+        session.close()
+    assert agents["b"].stop() == 0, agents["b"].tail()
+    assert answers(
+        backend, "epfabric_group_epochs_total", "instance", "epfabric_group", "epfabric_result"
+    ) == {("b", two_nodes.GROUP, "orphaned"): 1}

@@ -42,5 +42,7 @@ class PartContext(NodeContext):
     """The group's coordinator if it is here."""
     next_handle: Callable[[], int]
     """A number for the core's group, never used before."""
+    orphaned: Callable[[str], None]
+    """The group's epoch fails here, since its coordinator on another node was lost."""
     epoch_ended: Callable[[str, int, int], None]
     """Group, epoch and handle of what has ended in the core."""

@@ -88,6 +88,7 @@ class Hub:
             **values,
             coordinator=self.coordinator,
             next_handle=self._handles.__next__,
+            orphaned=self.tally.orphaned,
             epoch_ended=self._reporter.epoch_ended,
         )
 

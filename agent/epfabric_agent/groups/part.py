@@ -195,6 +195,8 @@ class Part(EpochPart):
             self._link = None
             try:
                 if self.epoch is not None:
+                    if link.node != self._context.node and not self.epoch.failing:
+                        self._context.orphaned(self.group)
                     await self._fail(
                         f"the agent of node {link.node}, which coordinates the group, was lost: "
                         f"{why}"

@@ -1,4 +1,6 @@
-"""Counts what happens to groups as such: epochs at their coordinator, requests that were refused.
+"""Counts what happens to groups as such: epochs, requests that were refused.
+
+Epochs count at their coordinator; one that is lost counts nothing, so the others count that.
 
 Told by the hub and by conversations on the agent's loop; read by sampling from any thread.
 """
@@ -25,7 +27,8 @@ class GroupCounts:
     told_s: float = 0.0
     last: tuple[int, Phase] | None = None
     epochs: Counter[str] = field(default_factory=Counter)
-    """By result: opened, completed, failed. All three are there once the group is coordinated."""
+    """By result: opened, completed, failed; all three are there once the group is coordinated.
+    Orphaned: they ended here with the agent that coordinated them."""
     refusals: Counter[str] = field(default_factory=Counter)
     """By code of the session protocol."""
 
@@ -47,6 +50,10 @@ class Tally:
         if now != counts.last and state.phase in _RESULTS:
             counts.epochs[_RESULTS[state.phase]] += 1
         counts.last = now
+
+    def orphaned(self, group: str) -> None:
+        """An epoch's coordinator was lost, on another node."""
+        self._of(group).epochs["orphaned"] += 1
 
     def refused(self, group: str, code: str) -> None:
         self._of(group).refusals[code] += 1

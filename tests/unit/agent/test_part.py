@@ -68,6 +68,7 @@ class Node(Coordinator):
                 give_up=lambda why: self.told.append((why, -1)),
                 coordinator=lambda _: self,
                 next_handle=itertools.count(1).__next__,
+                orphaned=lambda _: self.told.append(("orphaned", -1)),
                 epoch_ended=lambda _, epoch, __: self.told.append(("epoch ended", epoch)),
             ),
         )
