@@ -127,7 +127,6 @@ class TenantLimits:
     """What the pods of one tenant may have on a node; None is no limit but the fabric's."""
 
     name: str
-    weight: int = 1
     max_sessions: int | None = None
     max_memory: str | None = None
     max_inflight: int | None = None

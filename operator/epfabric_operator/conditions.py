@@ -69,20 +69,9 @@ def node_verdict(epnode: EPFabricNode | None, lease_age_s: float | None) -> Verd
 
 def unsupported(spec: EPFabricSpec) -> list[str]:
     """What the API defines and this version's agents do not do."""
-    return [
-        text
-        for asked, text in (
-            (
-                spec.barrier.algorithm == "dissemination",
-                "barrier.algorithm dissemination (use leader)",
-            ),
-            (
-                any(tenant.weight != 1 for tenant in spec.tenants),
-                "tenants' weight (leave it out; their limits do hold)",
-            ),
-        )
-        if asked
-    ]
+    if spec.barrier.algorithm == "dissemination":
+        return ["barrier.algorithm dissemination (use leader)"]
+    return []
 
 
 def fabric_status(

@@ -47,7 +47,7 @@ agent:
     hugepages: {pageSize: 1Gi, amount: 8Gi}
 memory: {perPod: 1Gi, perNode: 8Gi}
 tenants:
-- {name: t, namespaceSelector: {matchLabels: {t: t}}, weight: 2, maxSessions: 8, maxMemory: 1Gi,
+- {name: t, namespaceSelector: {matchLabels: {t: t}}, maxSessions: 8, maxMemory: 1Gi,
    maxInflight: 64, maxGroups: 4}
 update: {maxUnavailable: 2, deadline: 24h, paused: true}
 telemetry: {endpoint: "http://collector:4318", interval: 30s, histogramScale: 4,
