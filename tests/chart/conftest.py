@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from chart.accounts import Accounts, delete_accounts, made_accounts
 from chart.objects import (
     SYSTEM,
     As,
@@ -113,6 +114,12 @@ def installed(admin: As, before: Object) -> Iterator[As]:
         admin.delete("mutatingadmissionpolicybinding", f"epfabric-inject-{FABRIC}")
         admin.delete("epfabrics", FABRIC)
         helm.uninstall(admin.cluster.kubeconfig, RELEASE, SYSTEM)
+
+
+@pytest.fixture(scope="module")
+def accounts(installed: As) -> Iterator[Accounts]:
+    yield made_accounts(installed, FABRIC)
+    delete_accounts(installed, FABRIC)
 
 
 def wait_until_effective(admin: As) -> None:

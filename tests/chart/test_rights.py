@@ -4,93 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from chart.accounts import A, Accounts, B, epfabricnode
 from chart.conftest import FABRIC, OTHER, TEAM
-from chart.objects import NODES, SYSTEM, As, Object, Refused, container, node, pod
+from chart.objects import NODES, SYSTEM, As, Object, Refused
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-A, B = "chart-node-a", "chart-node-b"
-GROUP = "chart-group"
-
-
-@dataclass(frozen=True)
-class Accounts:
-    """Who asks: the agents with the tokens of their pods, and the others."""
-
-    agent_a: As
-    agent_b: As
-    agent_unbound: As
-    operator: As
-    csi: As
-
-
-@pytest.fixture(scope="module")
-def accounts(installed: As) -> Iterator[Accounts]:
-    for name in (A, B):
-        installed.create(node(name))
-        installed.create(agent_pod(name))
-        installed.create(epfabricnode(name))
-    yield Accounts(
-        agent_a=bound(installed, A),
-        agent_b=bound(installed, B),
-        agent_unbound=account(installed, "epfabric-agent"),
-        operator=account(installed, "epfabric-operator"),
-        csi=account(installed, "epfabric-csi"),
-    )
-    for name in (A, B):
-        installed.delete("epfabricnodes", name)
-        installed.delete("pod", pod_name(name), NODES)
-        installed.delete("node", name)
-
-
-def pod_name(node: str, fabric: str = FABRIC) -> str:
-    """As the DaemonSet's controller chooses it."""
-    return f"epfabric-agent-{fabric}-xxxx{node[-1]}"
-
-
-def agent_pod(name: str) -> Object:
-    """Stands for the DaemonSet's pod on the node."""
-    return pod(
-        pod_name(name),
-        NODES,
-        serviceAccountName="epfabric-agent",
-        nodeName=name,
-        tolerations=[{"operator": "Exists"}],
-        containers=[container("agent")],
-    )
-
-
-def epfabricnode(name: str) -> Object:
-    return {
-        "apiVersion": "epfabric.io/v1alpha1",
-        "kind": "EPFabricNode",
-        "metadata": {"name": name},
-        "spec": {"fabric": "chart-moe", "nodeUid": "0"},
-    }
-
-
-def bound(admin: As, node: str, name: str | None = None) -> As:
-    name = name or pod_name(node)
-    uid = admin.get("pod", name, NODES)["metadata"]["uid"]
-    of_pod = ("--bound-object-kind=Pod", f"--bound-object-name={name}")
-    return account(admin, "epfabric-agent", *of_pod, f"--bound-object-uid={uid}")
-
-
-def account(admin: As, name: str, *more: str) -> As:
-    home = SYSTEM if name == "epfabric-operator" else NODES
-    token = admin.run("create", "token", name, "-n", home, "--duration=1h", *more).strip()
-    return As(admin.cluster, token)
-
 
 def report(name: str, endpoint: str) -> Object:
-    made = epfabricnode(name)
+    made = epfabricnode(name, FABRIC)
     del made["spec"]
     return {**made, "status": {"endpoint": endpoint}}
 
@@ -148,78 +75,6 @@ def test_an_agent_renews_its_own_lease_only(installed: As, accounts: Accounts) -
     with pytest.raises(Refused, match="forbidden"):
         accounts.agent_a.create(lease(A, "kube-node-lease"))
     installed.delete("lease", f"epfabric-agent-{A}", NODES)
-
-
-def group(**spec: Any) -> Object:
-    return {
-        "apiVersion": "epfabric.io/v1alpha1",
-        "kind": "EPGroup",
-        "metadata": {"name": GROUP, "namespace": TEAM},
-        "spec": {"fabric": FABRIC, "worldSize": 8, **spec},
-    }
-
-
-def state(of: str, phase: str, epoch: int) -> Object:
-    made = group()
-    del made["spec"]
-    coordinator = {"node": of, "endpoint": "10.0.0.1:7470"}
-    return {**made, "status": {"phase": phase, "epoch": epoch, "coordinator": coordinator}}
-
-
-def write(who: As, status: Object) -> None:
-    who.apply(status, "epfabric-agent", subresource="status")
-
-
-def test_a_group_is_written_by_its_coordinator_only(installed: As, accounts: Accounts) -> None:
-    a, b = accounts.agent_a, accounts.agent_b
-    a.apply(group(), "epfabric-agent")
-    with pytest.raises(Refused, match="only as its coordinator"):
-        write(a, state(B, "Forming", 1))
-    write(a, state(A, "Forming", 1))
-    write(a, state(A, "Ready", 1))
-    with pytest.raises(Refused, match="only as its coordinator"):
-        write(b, state(A, "Failed", 1))
-    with pytest.raises(Refused, match=f"coordinated by the node {A}.*greater epoch"):
-        write(b, state(B, "Ready", 1))
-    b.apply(group(), "epfabric-agent")
-    with pytest.raises(Refused, match="greater epoch"):
-        b.apply(group(worldSize=4), "epfabric-agent")
-    write(b, state(B, "Forming", 2))
-    b.apply(group(worldSize=4), "epfabric-agent")
-    write(b, state(B, "Completed", 2))
-    write(a, state(A, "Forming", 2))
-    with pytest.raises(Refused, match="forbidden"):
-        a.delete("epgroups", GROUP, TEAM)
-    installed.delete("epgroups", GROUP, TEAM)
-
-
-def test_an_agent_writes_groups_of_its_fabric_where_the_fabric_is_used(accounts: Accounts) -> None:
-    elsewhere = group()
-    elsewhere["metadata"]["namespace"] = OTHER
-    says = f"EPFabric {FABRIC} may not write in the namespace {OTHER}"
-    with pytest.raises(Refused, match=says):
-        accounts.agent_a.apply(elsewhere, "epfabric-agent")
-    for fabric in ("chart", "chart-moe-x", "chart-mo"):
-        with pytest.raises(Refused, match=f"is none of the EPFabric {fabric}"):
-            accounts.agent_a.apply(group(fabric=fabric), "epfabric-agent")
-
-
-@pytest.mark.parametrize("fabric", ["m", "m-xxxxx", "m" * 63])
-def test_an_agents_fabric_is_that_of_its_daemonset(
-    installed: As, accounts: Accounts, fabric: str
-) -> None:
-    """Whatever the length of names, and with a pool or none."""
-    for tail in ("-", ".pool-", ".pool-xxxxx-"):
-        name = f"epfabric-agent-{fabric}{tail}"[:58] + "abcde"
-        installed.create({**agent_pod(A), "metadata": {"name": name, "namespace": NODES}})
-        try:
-            agent = bound(installed, A, name)
-            assert agent.apply(group(fabric=fabric), "epfabric-agent")["kind"] == "EPGroup"
-            installed.delete("epgroups", GROUP, TEAM)
-            with pytest.raises(Refused, match="is none of the EPFabric"):
-                agent.apply(group(fabric=f"{fabric[:40]}-"[:41] + "y"), "epfabric-agent")
-        finally:
-            installed.delete("pod", name, NODES)
 
 
 def event(name: str, where: str = TEAM, **changes: Any) -> Object:

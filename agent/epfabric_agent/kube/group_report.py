@@ -23,6 +23,7 @@ from epfabric_agent.pods import Pod
 RETRY_S = 1.0
 RETRY_MOST_S = 30.0
 MAX_TRIES = 20
+REFUSED = (403, 422)  # by an admission policy
 FORGET_S = 60.0  # the statistics of an epoch may come a little after its end
 _log = logging.getLogger(__name__)
 
@@ -131,11 +132,19 @@ class GroupReporter:
 
     def _apply(self, group: str, report: Report) -> None:
         path = paths.group(report.pod.namespace, report.pod.group)
+        main = main_part(report, self._fabric)
+        status = status_part(report, self._own())
         if self._worlds.get(group) != report.state.world_size:
-            self._api.apply(path, main_part(report, self._fabric), names.AGENT_MANAGER)
+            try:
+                self._api.apply(path, main, names.AGENT_MANAGER)
+            except ApiError as error:
+                if error.status not in REFUSED:
+                    raise
+                # It is another's, who is lost: a greater epoch makes it ours.
+                self._api.apply(path + "/status", status, names.AGENT_MANAGER)
+                self._api.apply(path, main, names.AGENT_MANAGER)
             self._worlds[group] = report.state.world_size
-        body = status_part(report, self._own())
-        self._api.apply(path + "/status", body, names.AGENT_MANAGER)
+        self._api.apply(path + "/status", status, names.AGENT_MANAGER)
 
     def _tell(self, group: str, report: Report) -> None:
         if self._reports.get(group) != report:
