@@ -29,6 +29,7 @@ class Authority:
         ca = x509.load_pem_x509_certificate(self.certificate)
         key = serialization.load_pem_private_key(self.key, password=None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
+        life = datetime.timedelta(seconds=request.seconds)
         names: list[x509.GeneralName] = [x509.DNSName(request.dns_name)]
         names += [x509.IPAddress(address) for address in request.addresses]
         return (
@@ -37,8 +38,8 @@ class Authority:
             .issuer_name(ca.subject)
             .public_key(request.public_key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - CLOCK_SKEW)
-            .not_valid_after(now + datetime.timedelta(seconds=request.seconds))
+            .not_valid_before(now - min(CLOCK_SKEW, life / 4))
+            .not_valid_after(now + life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(

@@ -43,6 +43,7 @@ class Config:
     kubeconfig: str | None
     resync_seconds: float
     lease_seconds: int
+    certificate_seconds: int
     log_format: str
     log_level: str
     health_port: int
@@ -81,18 +82,7 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         default=env.get("KUBECONFIG") or None,
         help="kubeconfig; without it the pod's service account (env KUBECONFIG)",
     )
-    parser.add_argument(
-        "--resync-seconds",
-        type=_positive,
-        default=env.get("EPFABRIC_RESYNC_SECONDS", "10"),
-        help="how often everything is looked at again, silent agents among it (default 10)",
-    )
-    parser.add_argument(
-        "--lease-seconds",
-        type=_lease,
-        default=env.get("EPFABRIC_LEASE_SECONDS", "15"),
-        help="how soon another operator takes over from one that is gone (default 15)",
-    )
+    _add_times(parser, env)
     parser.add_argument("--log-format", choices=["text", "json"], default="text")
     parser.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info"
@@ -113,6 +103,28 @@ def parse(arguments: Sequence[str] | None, environ: Mapping[str, str] | None = N
         parser.error(str(error))
     pod = env.get("POD_NAME") or socket.gethostname()
     return Config(**vars(given), identity=f"{pod}_{uuid.uuid4().hex[:8]}", metrics_url=url)
+
+
+def _add_times(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
+    parser.add_argument(
+        "--resync-seconds",
+        type=_positive,
+        default=env.get("EPFABRIC_RESYNC_SECONDS", "10"),
+        help="how often everything is looked at again, silent agents among it (default 10)",
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=_lease,
+        default=env.get("EPFABRIC_LEASE_SECONDS", "15"),
+        help="how soon another operator takes over from one that is gone (default 15)",
+    )
+    parser.add_argument(
+        "--certificate-seconds",
+        type=_life,
+        default=env.get("EPFABRIC_CERTIFICATE_SECONDS", str(names.CERTIFICATE_SECONDS)),
+        help="how long agents' certificates live, 8 to 86400; agents renew them at half of it"
+        " (env EPFABRIC_CERTIFICATE_SECONDS, default 86400)",
+    )
 
 
 def _add_served(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
@@ -187,6 +199,12 @@ def _positive(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
     return value
+
+
+def _life(text: str) -> int:
+    if not text.isdecimal() or not 8 <= int(text) <= names.CERTIFICATE_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 8 to 86400")
+    return int(text)
 
 
 def _lease(text: str) -> int:

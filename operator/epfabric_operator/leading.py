@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import threading
 import time
@@ -98,7 +99,8 @@ class Leading:
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
         places = Places(config.namespace, config.nodes_namespace)
         webhook = WebhookCertificate(kube, config.namespace) if config.signs_webhook else None
-        signer = Signer(kube, places, events, self._metrics, webhook)
+        life = datetime.timedelta(seconds=config.certificate_seconds)
+        signer = Signer(kube, places, events, self._metrics, webhook, life)
         loop = Loop(worklist, reconciler, signer, config.resync_seconds, self._metrics)
         if not policies and config.injection == "policy":
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")

@@ -17,7 +17,16 @@ from epfabric_crds import names
 from epfabric_operator.authority import CLOCK_SKEW, Authority, make_authority
 
 OVERLAP = datetime.timedelta(days=30)
-SETTLED = datetime.timedelta(seconds=names.CERTIFICATE_SECONDS) + datetime.timedelta(hours=1)
+LIFE = datetime.timedelta(seconds=names.CERTIFICATE_SECONDS)
+LEAST_MARGIN = datetime.timedelta(seconds=3)
+
+
+def settled(life: datetime.timedelta) -> datetime.timedelta:
+    """How long until no certificate of now is valid, if all live so long; a day's margin is 1 h."""
+    return life + max(life / 24, LEAST_MARGIN)
+
+
+SETTLED = settled(LIFE)
 
 
 @dataclass(frozen=True)
@@ -38,19 +47,20 @@ def turn(
     found: Authorities,
     now: datetime.datetime,
     make: Callable[[datetime.datetime], Authority] = make_authority,
+    wait: datetime.timedelta = SETTLED,
 ) -> Authorities:
-    """What should be there now; `found` where nothing is due."""
+    """What should be there now; `found` where nothing is due. `wait`: see `settled`."""
     end = _certificate(found.signing).not_valid_after_utc
     if now >= end:
         return Authorities(make(now))  # nothing that it signed is valid any more
-    if found.former and found.since and now >= found.since + SETTLED:
+    if found.former and found.since and now >= found.since + wait:
         return replace(found, former=None, since=None)
     following = found.following
     if following is None:
         due = now >= end - OVERLAP and found.former is None
         return replace(found, following=make(now)) if due else found
     made = _certificate(following).not_valid_before_utc + CLOCK_SKEW
-    if now < made + SETTLED:
+    if now < made + wait:
         return found
     return Authorities(following, None, found.signing.certificate, now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epfabric_crds import names
 
@@ -22,7 +22,7 @@ from epfabric_operator.csr import (
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import ApiError, Kube, Object
 from epfabric_operator.metrics import Metrics
-from epfabric_operator.rotation import Authorities, turn
+from epfabric_operator.rotation import LIFE, Authorities, settled, turn
 from epfabric_operator.webhook_certificate import WebhookCertificate
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,11 @@ class Places:
 class AuthorityStore:
     """The authorities in their Secret, and the bundle of what agents trust in its ConfigMap."""
 
-    def __init__(self, kube: Kube, places: Places) -> None:
+    def __init__(self, kube: Kube, places: Places, life: datetime.timedelta = LIFE) -> None:
+        """`life`: of the certificates that the authorities sign."""
         self._kube = kube
         self._places = places
+        self._wait = settled(life)
         self._secrets = paths.secrets(places.operator)
         self._path = f"{self._secrets}/{names.CA_SECRET}"
 
@@ -54,7 +56,7 @@ class AuthorityStore:
             log.info("made the agents' certificate authority")
         else:
             before = self._read(secret)
-            found = turn(before, _now())
+            found = turn(before, _now(), wait=self._wait)
             if found != before:
                 # With the version that was read: another's change in between is an error here.
                 self._kube.replace(self._path, self._secret(found, secret["metadata"]))
@@ -128,12 +130,14 @@ class Signer:
         events: EventWriter,
         metrics: Metrics,
         webhook: WebhookCertificate | None = None,
+        life: datetime.timedelta = LIFE,
     ) -> None:
-        """`webhook`: whose certificate is kept beside those of agents."""
+        """`webhook`: whose certificate is kept, too. `life`: of agents' certificates, at most."""
         self._kube = kube
         self._webhook = webhook
         self._places = places
-        self._store = AuthorityStore(kube, places)
+        self._store = AuthorityStore(kube, places, life)
+        self._most_seconds = int(life.total_seconds())
         self._events = events
         self._metrics = metrics
 
@@ -158,6 +162,7 @@ class Signer:
             csr, "Approved", "AgentChecked", "account, node and fabric agree"
         )
         csr = self._kube.replace(f"{paths.csr(name)}/approval", approved)
+        request = replace(request, seconds=min(request.seconds, self._most_seconds))
         certificate = authority.sign(request, _now())
         csr["status"]["certificate"] = _encode(certificate)
         self._kube.replace(f"{paths.csr(name)}/status", csr)
