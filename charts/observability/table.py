@@ -237,7 +237,7 @@ AGENTS = Row(
         ),
         Panel(
             "Epochs by group",
-            "Opened, completed, failed, and orphaned by their coordinator (each node counts), in an hour.",
+            "In an hour; one whose coordinator was lost is orphaned on each other node.",
             "table",
             "count",
             (
