@@ -186,7 +186,12 @@ async def test_agents_of_other_versions_meet_or_are_told_both(
         async with served(tmp_path / name, server) as there:
             other = there.client("n1", client)
             agent = Agent("served", there.endpoint)
-            assert await other.coordinates(agent, GROUP) is fits
+            assert not await other.coordinates(agent, "another/group")
+            if fits:
+                assert await other.coordinates(agent, GROUP)
+            else:
+                with pytest.raises(OtherVersion, match=f"n1 speaks {client}"):
+                    await other.coordinates(agent, GROUP)
             link = await other.attend(agent, GROUP, "x:1", 0)
             enter = pb.Enter(rank=5, world_size=2, pod="ns/p", region_bytes=0, blob=b"")
             link.send(pb.ToCoordinator(enter=enter))

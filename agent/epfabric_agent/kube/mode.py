@@ -129,6 +129,7 @@ class KubeMode:
         self.watch.stop()
         try:
             await self.runtime.close()
+            await self._reporter.close()
         finally:
             await self.nics.leave(self._wanted.spec.nics if self._wanted else None)
 

@@ -26,14 +26,20 @@ _log = logging.getLogger(__name__)
 
 
 class AskPeers:
-    """Finds a group's coordinator by asking every peer."""
+    """Finds a group's coordinator by asking every peer. Raises OtherVersion."""
 
     def __init__(self, peers: tuple[Agent, ...], own: str) -> None:
         self._others = [peer for peer in peers if peer.node != own]
 
     async def __call__(self, client: PeerClient, group: str) -> Agent | None:
-        answers = await asyncio.gather(*(client.coordinates(p, group) for p in self._others))
-        return next((p for p, yes in zip(self._others, answers, strict=True) if yes), None)
+        asked = (client.coordinates(peer, group) for peer in self._others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for peer, answer in zip(self._others, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer:
+                return peer
+        return None
 
 
 def group_pod(group: str, folder: Path) -> Pod:

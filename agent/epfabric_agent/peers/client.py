@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
 
-_log = logging.getLogger(__name__)
 CALL_S = 3.0
 CONNECT_S = 5.0
 CLOSE_S = 1.0
@@ -54,15 +52,18 @@ class PeerClient:
         )
 
     async def coordinates(self, agent: Agent, group: str) -> bool:
-        """Whether `agent` coordinates `group`; False also where it does not answer in time."""
+        """Whether `agent` coordinates `group`; False also where it does not answer in time.
+
+        Raises OtherVersion where it does and speaks none of this one's versions.
+        """
         async with self._channel(agent) as channel:
             stub = peer_pb2_grpc.PeerStub(channel)
             request = pb.LocateRequest(caller=self.caller, group=group)
             try:
                 reply = await stub.Locate(request, timeout=CALL_S)
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # of another version
-                    _log.warning("group %s: %s", group, error.details())
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise OtherVersion(error.details()) from None
                 return False
             return bool(reply.coordinating)
 

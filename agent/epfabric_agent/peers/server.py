@@ -39,8 +39,11 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         self._spoken = spoken
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
-        await self._check(request.caller, context)
+        """An agent of another version is told so only by the one that it looks for."""
+        await self._check_name(request.caller, context)
         found = self._coordinators.coordinator(request.group) is not None
+        if found:
+            await self._check_version(request.caller, context)
         return pb.LocateReply(coordinating=found)
 
     async def Attend(
@@ -51,7 +54,8 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         except (StopAsyncIteration, TimeoutError):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "attach comes first")
         attach = first.attach
-        await self._check(attach.caller, context)
+        await self._check_name(attach.caller, context)
+        await self._check_version(attach.caller, context)
         coordinator = self._coordinators.coordinator(attach.group)
         if coordinator is None:
             text = f"this agent does not coordinate group {attach.group}"
@@ -65,11 +69,13 @@ class PeerService(peer_pb2_grpc.PeerServicer):
             reader.cancel()
             coordinator.detach(seat, "its connection broke")
 
-    async def _check(self, caller: pb.Caller, context: Any) -> None:
+    async def _check_name(self, caller: pb.Caller, context: Any) -> None:
         names = context.auth_context().get("x509_subject_alternative_name", ())
         text = refusal(caller, [name.decode(errors="replace") for name in names], self._fabric)
         if text is not None:
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, text)
+
+    async def _check_version(self, caller: pb.Caller, context: Any) -> None:
         text = versions.refusal(caller, self._node, self._spoken)
         if text is not None:
             await _abort(context, grpc.StatusCode.UNIMPLEMENTED, text)
