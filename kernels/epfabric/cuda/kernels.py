@@ -40,6 +40,8 @@ class Kernels:
 
         if name not in self._functions:
             found = checked(driver.cuModuleGetFunction(self._module, name.encode()))
+            # Else the driver does it at the first launch, and waits for all kernels before.
+            checked(driver.cuFuncLoad(found))
             self._functions[name] = found
         return self._functions[name]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from epfabric.cuda.kernels import Kernels
-from epfabric.cuda.rank import checked, copy_in
+from epfabric.cuda.rank import HostWords, checked, copy_in, zeros
 from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, window_of
 from epfabric.errors import SessionError
 
@@ -21,7 +21,6 @@ SOURCE = "low_latency.cu"
 SEND, RECEIVE = 1, 2
 _AWAITED = ("nothing", "room", "tokens", "weights", "rows", "room")
 _STATE_WORDS = 10
-_FAILED = 9  # its place among them
 
 
 class DeviceBuffer(ctypes.Structure):
@@ -34,6 +33,7 @@ class DeviceBuffer(ctypes.Structure):
         ("counts", ctypes.c_uint64),
         ("masked", ctypes.c_uint64),
         ("verdicts", ctypes.c_uint64),
+        ("alarm", ctypes.c_uint64),
         ("aborts", ctypes.c_uint64 * 2),
         ("timeout_ns", ctypes.c_uint64),
         ("shape", ctypes.c_uint32 * 5),
@@ -97,7 +97,7 @@ class LowLatency:
         aborts: tuple[int, int] | None = None,
         window_bytes: int = 0,
     ) -> None:
-        for name in ("dispatch_bf16", "dispatch_fp8", "combine"):
+        for name in ("dispatch_bf16", "dispatch_fp8", "combine", "settle"):
             kernels.check_resident(name, blocks)
         if not 0 <= rank < shape.world <= MAX_RANKS:
             raise SessionError(f"rank {rank} is not one of {shape.world}")
@@ -105,11 +105,12 @@ class LowLatency:
         self._kernels = kernels
         self.window_bytes = window_bytes or window_of(shape).bytes
         self._check_room(shape)
-        self.window = _zeros(self.window_bytes)
+        self.window = zeros(self.window_bytes)
         # One allocation: windows, state, messages, counts, masked, verdicts, a word of zeros.
+        self._alarm = HostWords(1)
         world = shape.world
         lengths = (world, _STATE_WORDS, world, MAX_EXPERTS, world, len(_AWAITED) * world, 1)
-        self._memory = _zeros(8 * sum(lengths))
+        self._memory = zeros(8 * sum(lengths))
         self._windows, self._state, messages, counts, self._masked, verdicts, zero = (
             self._memory + 8 * sum(lengths[:i]) for i in range(len(lengths))
         )
@@ -120,6 +121,7 @@ class LowLatency:
             counts=counts,
             masked=self._masked,
             verdicts=verdicts,
+            alarm=self._alarm.address,
             aborts=aborts or (zero, zero),
             timeout_ns=int(timeout_s * 1e9),
             shape=(shape.world, shape.experts, shape.tokens, shape.hidden, shape.topk),
@@ -165,8 +167,8 @@ class LowLatency:
         self._kernels.launch("combine", self.blocks, stream, self.buffer, call)
 
     def failure(self) -> str | None:
-        """What the buffer's kernels waited for in vain; when none runs."""
-        word = _words(self._state, _STATE_WORDS)[_FAILED]
+        """What a kernel of this buffer waited for in vain, if one has; costs no look at the GPU."""
+        word = self._alarm.words[0]
         if word == 0:
             return None
         what, other = _AWAITED[word >> 32], word & 0xFFFFFFFF
@@ -209,6 +211,7 @@ class LowLatency:
         if self._memory:
             checked(driver.cuMemFree(self._memory))
             checked(driver.cuMemFree(self.window))
+            self._alarm.close()
         self._memory = 0
 
     def __enter__(self) -> LowLatency:
@@ -234,14 +237,6 @@ class LowLatency:
             raise SessionError(f"{count} tokens: this buffer was made for {self.shape.tokens}")
         if not 1 <= k <= self.shape.topk:
             raise SessionError(f"top-{k}: this buffer was made for top-{self.shape.topk}")
-
-
-def _zeros(size_bytes: int) -> int:
-    from cuda.bindings import driver
-
-    address = int(checked(driver.cuMemAlloc(size_bytes)))
-    checked(driver.cuMemsetD8(address, 0, size_bytes))
-    return address
 
 
 def _words(address: int, count: int) -> list[int]:

@@ -66,6 +66,27 @@ class Mapped:
         self._host = 0
 
 
+class HostWords:
+    """`words` of 8 bytes in this process that kernels store into: zeros at first."""
+
+    def __init__(self, count: int) -> None:
+        from cuda.bindings import driver
+
+        portable_and_mapped = 3
+        self.address = int(checked(driver.cuMemHostAlloc(8 * count, portable_and_mapped)))
+        self.words = (ctypes.c_uint64 * count).from_address(self.address)
+        self.words[:] = [0] * count
+
+    def close(self) -> None:
+        """After the last kernel that uses them (idempotent)."""
+        from cuda.bindings import driver
+
+        if self.address:
+            self.words = type(self.words)(*self.words)
+            checked(driver.cuMemFreeHost(self.address))
+        self.address = 0
+
+
 class RankOnDevice:
     """Makes a session's rings usable by kernels: pass `address` as their `const DeviceRank*`.
 
@@ -168,3 +189,12 @@ def copy_in(address: int, data: ctypes.Structure | ctypes.Array[Any]) -> None:
     from cuda.bindings import driver
 
     checked(driver.cuMemcpyHtoD(address, ctypes.addressof(data), ctypes.sizeof(data)))
+
+
+def zeros(size_bytes: int) -> int:
+    """The address of GPU memory that cuMemFree gives back."""
+    from cuda.bindings import driver
+
+    address = int(checked(driver.cuMemAlloc(size_bytes)))
+    checked(driver.cuMemsetD8(address, 0, size_bytes))
+    return address

@@ -27,7 +27,8 @@ struct DeviceBuffer {
   uint64_t* counts;    // by expert: tokens of the running dispatch
   uint64_t* masked;    // by rank: not 0 when nothing goes there or comes from there
   uint64_t*
-      verdicts;  // [Awaited][rank]: (call + 1) × 2, and 1 when it came; where ranks are masked
+      verdicts;     // [Awaited][rank]: (call + 1) × 2, and 1 when it came; where ranks are masked
+  uint64_t* alarm;  // in host memory: as BufferState::failed, so that the next call can tell
   AbortWords aborts;
   uint64_t timeout_ns;
   Shape shape;
@@ -78,7 +79,9 @@ EPF_DEVICE inline uint64_t word_of(uint64_t call, uint32_t count) {
 namespace detail {
 
 EPF_DEVICE inline void fail(const DeviceBuffer& buffer, uint32_t from, Awaited what) {
-  platform::store_device(&buffer.state->failed, uint64_t{static_cast<uint32_t>(what)} << 32 | from);
+  const uint64_t why = uint64_t{static_cast<uint32_t>(what)} << 32 | from;
+  platform::store_device(&buffer.state->failed, why);
+  platform::store_relaxed(buffer.alarm, why);  // read by the host whenever it likes
 }
 
 // `there()` looks with an acquire load. False at the bound, at an abort, when `from` is masked, or

@@ -1,0 +1,328 @@
+"""Buffer: dispatch and combine among the ranks of a group, with DeepEP's methods; for applications.
+
+Shapes, types and meanings are DeepEP's; docs/deepep.md lists where this differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from epfabric.buffer.config import Config, recommended
+from epfabric.buffer.event import EventHandle, EventOverlap
+from epfabric.buffer.low_latency import Handle, Hook
+from epfabric.buffer.parts import Parts
+from epfabric.buffer.tensors import checked_tensor, view_of
+from epfabric.cuda.routing import route
+from epfabric.cuda.window import MAX_TOPK, Shape, window_of
+
+
+class Buffer:
+    """One rank's end of a buffer; made by all ranks of the group together.
+
+    num_nvl_bytes: of GPU memory for dispatch and combine; num_rdma_bytes: for the low-latency
+    calls, if low_latency_mode. enable_shrink: a rank that does not come in time is masked;
+    otherwise the buffer has failed, and its next call raises SessionError.
+    """
+
+    num_sms: ClassVar[int] = 20
+    timeout_s: ClassVar[float] = 100.0  # of every wait on the GPU
+    low_latency_sms: ClassVar[int] = 0  # of these calls; 0: all, shared with ranks on the same GPU
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ) -> None:
+        if not allow_nvlink_for_low_latency_mode:
+            raise NotImplementedError(
+                "low-latency calls use the memory of the node's GPUs only: "
+                "allow_nvlink_for_low_latency_mode=False is not there yet"
+            )
+        self.group = group if group is not None else comm
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
+        self.explicitly_destroy = explicitly_destroy
+        self._parts: Parts | None = None
+        self._parts = Parts.make(
+            group,
+            comm,
+            nvl_bytes=num_nvl_bytes,
+            low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
+            mask=enable_shrink,
+            timeout_s=type(self).timeout_s,
+            low_latency_sms=type(self).low_latency_sms,
+        )
+        self.rank, self.group_size = self._parts.members.rank, self._parts.members.size
+
+    def destroy(self) -> None:
+        """Frees the memory, once the calls of all ranks are over; the buffer is of no use then."""
+        if not self.explicitly_destroy:
+            raise ValueError("make the buffer with explicitly_destroy=True to call destroy()")
+        self._close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_parts", None) is not None and not self.explicitly_destroy:
+            self._close()
+
+    def _close(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.close()
+
+    @property
+    def parts(self) -> Parts:
+        """What the buffer is made of; ValueError after destroy()."""
+        if self._parts is None:
+            raise ValueError("this buffer was destroyed")
+        return self._parts
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: kernels are compiled for the GPU at hand, when a buffer is made."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Of dispatch and combine, for all buffers of this process; even."""
+        Config(new_num_sms)
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event of torch's current stream, as it is now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """The num_rdma_bytes that suffice for every top-k."""
+        topk = min(MAX_TOPK, num_experts)
+        return window_of(
+            Shape(num_ranks, num_experts, num_max_dispatch_tokens_per_rank, hidden, topk)
+        ).bytes
+
+    def get_comm_stream(self) -> Any:
+        """The stream of calls with async_finish."""
+        return self.parts.order.comm
+
+    def get_local_buffer_tensor(
+        self, dtype: Any, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> Any:
+        """This rank's part of the buffer as it is: from element `offset` on, of shape `size`."""
+        address, size_bytes = self.parts.memory(low_latency=use_rdma_buffer)
+        tensor = view_of(address, size_bytes, dtype)[offset:]
+        if size is None:
+            return tensor
+        if tensor.numel() < size.numel():
+            raise ValueError(f"{size} has more than the {tensor.numel()} elements that there are")
+        return tensor[: size.numel()].view(size)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        return recommended(num_ranks, Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        return recommended(num_ranks, Buffer.num_sms)
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Any,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Any, Any, Any, EventOverlap]:
+        """Tokens for each rank [ranks] and expert [experts] (int32), and which go to which rank
+        [tokens, ranks] (bool); None for nodes: there is one."""
+        import torch
+
+        parts = self.parts
+        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (None, None))
+        world = self.group_size
+        counts = torch.empty(world + num_experts, dtype=torch.int32, device=topk_idx.device)
+        in_rank = torch.empty((len(topk_idx), world), dtype=torch.bool, device=topk_idx.device)
+        stream = parts.order.begin(async_finish, previous_event)
+        route(
+            parts.routing,
+            choices,
+            in_rank.data_ptr(),
+            counts.data_ptr(),
+            shape=(topk_idx.shape[0], topk_idx.shape[1]),
+            world=world,
+            experts=num_experts,
+            stream=stream.cuda_stream,
+        )
+        event = parts.order.end(stream, async_finish, (topk_idx, counts, in_rank))
+        return counts[:world], None, counts[world:], in_rank, event
+
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Any = None,
+        num_tokens_per_rdma_rank: Any = None,
+        is_token_in_rank: Any = None,
+        num_tokens_per_expert: Any = None,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Any, Any, Any, Any, EventOverlap]:
+        raise NotImplementedError(_NO_THROUGHPUT)
+
+    def combine(
+        self,
+        x: Any,
+        handle: Any,
+        topk_weights: Any = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Any, EventOverlap]:
+        raise NotImplementedError(_NO_THROUGHPUT)
+
+    def internode_dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Any = None,
+        num_tokens_per_rdma_rank: Any = None,
+        is_token_in_rank: Any = None,
+        num_tokens_per_expert: Any = None,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        expert_alignment: int = 1,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Any, Any, Any, Any, EventOverlap]:
+        raise NotImplementedError(_NO_NODES)
+
+    def internode_combine(
+        self,
+        x: Any,
+        handle: Any,
+        topk_weights: Any = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Any, EventOverlap]:
+        raise NotImplementedError(_NO_NODES)
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """Waits, on the current stream, until no rank needs what this one wrote. Nothing has to be
+        cleaned; calls of another shape than those before wait likewise by themselves."""
+        end, order = self.parts.low_latency.end, self.parts.order
+        stream = order.begin(False)
+        end.settle(stream=stream.cuda_stream)
+        order.end(stream, False)
+
+    def low_latency_dispatch(
+        self,
+        x: Any,
+        topk_idx: Any,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Any = None,
+        dispatch_wait_recv_cost_stats: Any = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, Any, Handle, EventOverlap, Hook]:
+        """Tokens by expert: (rows, scales) or rows, rows of each expert, handle, event, hook.
+
+        Wait statistics are nanoseconds.
+        """
+        return self.parts.low_latency.dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            sums=cumulative_local_expert_recv_stats,
+            waits=dispatch_wait_recv_cost_stats,
+            use_fp8=use_fp8,
+            round_scale=round_scale,
+            use_ue8m0=use_ue8m0,
+            aside=async_finish,
+            hooked=return_recv_hook,
+        )
+
+    def low_latency_combine(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        handle: Handle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Any = None,
+        combine_wait_recv_cost_stats: Any = None,
+    ) -> tuple[Any, EventOverlap, Hook]:
+        """Each token's weighted sum [tokens, hidden] (bfloat16), event, hook."""
+        return self.parts.low_latency.combine(
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            zero_copy=zero_copy,
+            aside=async_finish,
+            hooked=return_recv_hook,
+            out=out,
+            waits=combine_wait_recv_cost_stats,
+        )
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """From the next call on: nothing goes to the rank or comes from it."""
+        stream = self.parts.order.begin(False)
+        self.parts.masking().set_mask(rank_to_mask, mask, stream=stream.cuda_stream)
+        self.parts.order.end(stream, False)
+
+    def low_latency_query_mask_buffer(self, mask_status: Any) -> None:
+        """Fills [ranks] (int32): 1 where the rank is masked."""
+        import torch
+
+        address = checked_tensor(mask_status, "mask_status", torch.int32, (self.group_size,))
+        stream = self.parts.order.begin(False)
+        self.parts.masking().read_mask(address, stream=stream.cuda_stream)
+        self.parts.order.end(stream, False)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Masks nothing from the next call on."""
+        stream = self.parts.order.begin(False)
+        self.parts.masking().clean_mask(stream=stream.cuda_stream)
+        self.parts.order.end(stream, False)
+
+    def get_next_low_latency_combine_buffer(self, handle: Handle) -> Any:
+        """Where the next combine with zero_copy=True reads its rows; fill it before."""
+        return self.parts.low_latency.next_rows(handle)
+
+
+_NO_THROUGHPUT = (
+    "dispatch and combine are not there yet: use low_latency_dispatch and low_latency_combine"
+)
+_NO_NODES = "dispatch and combine between nodes are not there yet: use the ranks of one node"

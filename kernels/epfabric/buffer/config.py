@@ -1,0 +1,58 @@
+"""Tuning of high-throughput calls, and how large buffers have to be; for Buffer and its users.
+
+Names and defaults are those of DeepEP's Config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_RANKS_OF_A_NODE = 8
+_KNOWN_RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+
+
+@dataclass(frozen=True)
+class Config:
+    """num_sms: multiprocessors of a call, even. Raises ValueError for what cannot be."""
+
+    num_sms: int = 20
+    num_max_nvl_chunked_send_tokens: int = 6
+    num_max_nvl_chunked_recv_tokens: int = 256
+    num_max_rdma_chunked_send_tokens: int = 6
+    num_max_rdma_chunked_recv_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.num_sms < 2 or self.num_sms % 2:
+            raise ValueError(f"num_sms must be even and at least 2, not {self.num_sms}")
+        for kind in ("nvl", "rdma"):
+            send = getattr(self, f"num_max_{kind}_chunked_send_tokens")
+            receive = getattr(self, f"num_max_{kind}_chunked_recv_tokens")
+            if not 1 <= send < receive:
+                raise ValueError(
+                    f"num_max_{kind}_chunked_send_tokens must be at least 1 and less than "
+                    f"num_max_{kind}_chunked_recv_tokens, not {send} and {receive}"
+                )
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of num_nvl_bytes that calls with this configuration want for tokens of so many
+        bytes: a ring of num_max_nvl_chunked_recv_tokens for each channel and rank of the node."""
+        ranks = min(num_ranks, MAX_RANKS_OF_A_NODE)
+        slot = hidden_bytes + hidden_bytes // 32 + 256  # the token, its scales, what stands before
+        rings = self.num_sms // 2 * ranks
+        return rings * self.num_max_nvl_chunked_recv_tokens * slot + (1 << 20)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0 within a node. Raises NotImplementedError for more: there is nothing between nodes."""
+        if num_ranks <= MAX_RANKS_OF_A_NODE:
+            return 0
+        raise NotImplementedError(
+            "dispatch and combine between nodes are not there yet: use the ranks of one node"
+        )
+
+
+def recommended(num_ranks: int, num_sms: int) -> Config:
+    """For dispatch and for combine of so many ranks; ValueError where none is known."""
+    if num_ranks not in _KNOWN_RANKS:
+        known = ", ".join(map(str, _KNOWN_RANKS))
+        raise ValueError(f"no configuration for {num_ranks} ranks: known are {known}")
+    return Config(num_sms)

@@ -1,0 +1,56 @@
+"""On which stream a call of a Buffer runs, and after what; for Buffer's calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epfabric.buffer.event import EventHandle, EventOverlap
+from epfabric.cuda.rank import checked
+
+
+class Order:
+    """Calls of one buffer run one after another, whatever streams they are made on.
+
+    A call runs on torch's current stream, or, when it need not be waited for, on `comm`. Replays of
+    a CUDA graph are not seen here: their order is that of the streams they are launched on.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from cuda.bindings import driver
+
+        self._cuda = torch.cuda
+        # Not one of torch's own: those share the GPU's few queues with many others.
+        not_blocking, priority = 1, checked(driver.cuCtxGetStreamPriorityRange())[1]
+        self._own = checked(driver.cuStreamCreateWithPriority(not_blocking, priority))
+        self.comm = torch.cuda.ExternalStream(int(self._own))
+        self._last: int | None = None  # the stream of the last call
+        self._done = torch.cuda.Event()  # its end
+        self._captured = False  # the last call was captured into a graph
+
+    def begin(self, aside: bool, after: EventOverlap | None = None) -> Any:
+        """The stream to launch on; aside: on `comm`, after `after` or what was current before."""
+        current = self._cuda.current_stream()
+        stream = self.comm if aside else current
+        event = after.event if after is not None else None
+        if event is not None:
+            stream.wait_event(event.event)
+        elif aside:
+            stream.wait_stream(current)
+        elsewhere = self._last is not None and self._last != stream.cuda_stream
+        if elsewhere and self._captured == self._cuda.is_current_stream_capturing():
+            stream.wait_event(self._done)
+        return stream
+
+    def end(self, stream: Any, aside: bool, alive: tuple[Any, ...] = ()) -> EventOverlap:
+        """After the launch; alive: tensors that the event keeps."""
+        self._done.record(stream)
+        self._last = stream.cuda_stream
+        self._captured = self._cuda.is_current_stream_capturing()
+        return EventOverlap(EventHandle(stream), alive) if aside else EventOverlap()
+
+    def close(self) -> None:
+        """After the last call."""
+        from cuda.bindings import driver
+
+        checked(driver.cuStreamDestroy(self._own))

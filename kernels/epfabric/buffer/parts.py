@@ -1,0 +1,109 @@
+"""What a Buffer is made of: compiled kernels, memory that all ranks reach, order; for Buffer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from epfabric.buffer.low_latency import LowLatencyCalls
+from epfabric.buffer.members import Members, Opened, members_of, offer
+from epfabric.buffer.order import Order
+from epfabric.cuda.kernels import Kernels
+from epfabric.cuda.low_latency import SOURCE, LowLatency
+from epfabric.cuda.rank import checked
+from epfabric.cuda.window import Shape
+from epfabric.errors import SessionError
+
+
+@dataclass
+class Parts:
+    """Made by all ranks together; closed by each when it likes."""
+
+    members: Members
+    order: Order
+    routing: Kernels
+    mask: bool
+    calls: LowLatencyCalls | None = None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @staticmethod
+    def make(
+        group: Any, comm: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
+        timeout_s: float, low_latency_sms: int,
+    ) -> Parts:  # fmt: skip
+        """Raises SessionError where a rank's memory cannot be reached, ValueError for no group."""
+        try:
+            import torch
+        except ImportError as error:
+            raise SessionError(
+                f"a Buffer works on torch's tensors ({error}): install torch for your CUDA version"
+            ) from error
+        members = members_of(group, comm)
+        torch.cuda.current_stream().synchronize()  # makes torch's context current
+        parts = Parts(members, Order(), Kernels("routing.cu"), mask)
+        parts.stack.callback(parts.order.close)
+        parts.routing.function("route_tokens")
+        if low_latency_bytes:
+            parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
+        return parts
+
+    def _low_latency(self, size_bytes: int, timeout_s: float, sms: int) -> LowLatencyCalls:
+        from cuda.bindings import driver
+
+        kernels = Kernels(SOURCE)
+        gpu = checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice())))
+        gpus = Counter(self.members.gather(bytes(gpu.bytes)))
+        world = self.members.size
+        end = LowLatency(
+            Shape(world, world, 1, 128, 1),  # the calls say what they need
+            self.members.rank,
+            kernels,
+            blocks=sms or kernels.processors // gpus[bytes(gpu.bytes)],
+            timeout_s=timeout_s,
+            mask=self.mask,
+            window_bytes=size_bytes,
+        )
+        self.stack.callback(end.close)
+        checked(driver.cuCtxSynchronize())  # the window is zeros before anybody may write
+        opened = Opened(self.members.gather(offer(end.window)), self.members.rank)
+        self.stack.callback(opened.close)
+        end.connect(opened.addresses)
+        self.members.gather(None)  # nobody leaves before everybody has opened its memory
+        return LowLatencyCalls(end, self.order)
+
+    @property
+    def low_latency(self) -> LowLatencyCalls:
+        if self.calls is None:
+            raise ValueError(
+                "no low-latency calls: make the buffer with low_latency_mode=True and "
+                "num_rdma_bytes=Buffer.get_low_latency_rdma_size_hint(...)"
+            )
+        return self.calls
+
+    def masking(self) -> LowLatency:
+        """The end whose mask may be changed; ValueError unless made for it."""
+        if not self.mask:
+            raise ValueError("make the buffer with enable_shrink=True to mask ranks")
+        return self.low_latency.end
+
+    def memory(self, *, low_latency: bool) -> tuple[int, int]:
+        """Address and bytes of this rank's part."""
+        if not low_latency:
+            raise ValueError("this buffer has no memory for dispatch and combine")
+        end = self.low_latency.end
+        return end.window, end.window_bytes
+
+    def close(self) -> None:
+        """After the last call of this rank; waits until no other rank writes here any more."""
+        from cuda.bindings import driver
+
+        try:
+            if self.calls is not None and self.calls.end.failure() is None:
+                stream = self.order.begin(False)
+                self.calls.end.settle(stream=stream.cuda_stream)
+            checked(driver.cuCtxSynchronize())
+            self.stack.close()
+        except SessionError as error:
+            raise SessionError(f"the buffer's memory could not be freed: {error}") from error

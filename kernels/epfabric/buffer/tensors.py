@@ -1,0 +1,41 @@
+"""What Buffer's calls ask of torch's tensors: checks with clear errors, places, raw memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def checked_tensor(tensor: Any, name: str, dtype: Any, shape: tuple[int | None, ...]) -> int:
+    """Its address; None in `shape`: any length. Raises ValueError that names the tensor."""
+    if tensor.dtype is not dtype:
+        raise ValueError(f"{name} must be of {dtype}, not {tensor.dtype}")
+    found = tensor.shape
+    if len(found) != len(shape) or any(
+        wanted is not None and wanted != length for wanted, length in zip(shape, found, strict=True)
+    ):
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(f"{name} must be shaped [{wanted}], not {list(found)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous")
+    if not tensor.is_cuda:
+        raise ValueError(f"{name} must be in GPU memory, not on {tensor.device}")
+    return int(tensor.data_ptr())
+
+
+class _Raw:
+    """Memory as any array library takes it."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def view_of(address: int, size_bytes: int, dtype: Any) -> Any:
+    """A tensor over memory that it does not own."""
+    import torch
+
+    return torch.as_tensor(_Raw(address, size_bytes), device="cuda").view(dtype)

@@ -1,0 +1,118 @@
+"""DeepEP's interface as its version 1.2 documents it: names, order and defaults of arguments."""
+
+from __future__ import annotations
+
+REQUIRED = "required"
+_LAYOUT = {
+    "num_tokens_per_rank": None,
+    "num_tokens_per_rdma_rank": None,
+    "is_token_in_rank": None,
+    "num_tokens_per_expert": None,
+    "topk_idx": None,
+    "topk_weights": None,
+}
+_EVENTS = {"previous_event": None, "async_finish": False, "allocate_on_comm_stream": False}
+_SHAPE = {"num_max_dispatch_tokens_per_rank": REQUIRED, "hidden": REQUIRED}
+_COMBINE = {"x": REQUIRED, "handle": REQUIRED, "topk_weights": None, "bias": None, "config": None}
+
+BUFFER: dict[str, dict[str, object]] = {
+    "__init__": {
+        "group": REQUIRED,
+        "num_nvl_bytes": 0,
+        "num_rdma_bytes": 0,
+        "low_latency_mode": False,
+        "num_qps_per_rank": 24,
+        "allow_nvlink_for_low_latency_mode": True,
+        "allow_mnnvl": False,
+        "explicitly_destroy": False,
+        "enable_shrink": False,
+        "comm": None,
+    },
+    "destroy": {},
+    "get_comm_stream": {},
+    "get_local_buffer_tensor": {
+        "dtype": REQUIRED,
+        "size": None,
+        "offset": 0,
+        "use_rdma_buffer": False,
+    },
+    "get_dispatch_layout": {"topk_idx": REQUIRED, "num_experts": REQUIRED, **_EVENTS},
+    "dispatch": {
+        "x": REQUIRED,
+        "handle": None,
+        **_LAYOUT,
+        "expert_alignment": 1,
+        "num_worst_tokens": 0,
+        "config": None,
+        **_EVENTS,
+    },
+    "combine": {**_COMBINE, **_EVENTS},
+    "internode_dispatch": {
+        "x": REQUIRED,
+        "handle": None,
+        **_LAYOUT,
+        "expert_alignment": 1,
+        "config": None,
+        **_EVENTS,
+    },
+    "internode_combine": {**_COMBINE, **_EVENTS},
+    "clean_low_latency_buffer": {**_SHAPE, "num_experts": REQUIRED},
+    "low_latency_dispatch": {
+        "x": REQUIRED,
+        "topk_idx": REQUIRED,
+        "num_max_dispatch_tokens_per_rank": REQUIRED,
+        "num_experts": REQUIRED,
+        "cumulative_local_expert_recv_stats": None,
+        "dispatch_wait_recv_cost_stats": None,
+        "use_fp8": True,
+        "round_scale": False,
+        "use_ue8m0": False,
+        "async_finish": False,
+        "return_recv_hook": False,
+    },
+    "low_latency_combine": {
+        "x": REQUIRED,
+        "topk_idx": REQUIRED,
+        "topk_weights": REQUIRED,
+        "handle": REQUIRED,
+        "use_logfmt": False,
+        "zero_copy": False,
+        "async_finish": False,
+        "return_recv_hook": False,
+        "out": None,
+        "combine_wait_recv_cost_stats": None,
+    },
+    "low_latency_update_mask_buffer": {"rank_to_mask": REQUIRED, "mask": False},
+    "low_latency_query_mask_buffer": {"mask_status": REQUIRED},
+    "low_latency_clean_mask_buffer": {},
+    "get_next_low_latency_combine_buffer": {"handle": REQUIRED},
+}
+
+BUFFER_STATIC: dict[str, dict[str, object]] = {
+    "is_sm90_compiled": {},
+    "set_num_sms": {"new_num_sms": REQUIRED},
+    "capture": {},
+    "get_low_latency_rdma_size_hint": {**_SHAPE, "num_ranks": REQUIRED, "num_experts": REQUIRED},
+    "get_dispatch_config": {"num_ranks": REQUIRED},
+    "get_combine_config": {"num_ranks": REQUIRED},
+}
+
+CONFIG: dict[str, dict[str, object]] = {
+    "__init__": {
+        "num_sms": 20,
+        "num_max_nvl_chunked_send_tokens": 6,
+        "num_max_nvl_chunked_recv_tokens": 256,
+        "num_max_rdma_chunked_send_tokens": 6,
+        "num_max_rdma_chunked_recv_tokens": 256,
+    },
+    "get_nvl_buffer_size_hint": {"hidden_bytes": REQUIRED, "num_ranks": REQUIRED},
+    "get_rdma_buffer_size_hint": {"hidden_bytes": REQUIRED, "num_ranks": REQUIRED},
+}
+
+EVENT_OVERLAP: dict[str, dict[str, object]] = {
+    "__init__": {"event": None, "extra_tensors": None},
+    "current_stream_wait": {"release_handle": False},
+    "wait": {},
+    "register_hook_after_wait": {"hook_after_wait": REQUIRED},
+    "__enter__": {},
+}

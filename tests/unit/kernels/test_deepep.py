@@ -1,0 +1,75 @@
+"""Code written for DeepEP finds the same names and arguments here; no GPU and no torch needed."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from epfabric import deep_ep
+from unit.kernels.deepep_interface import BUFFER, BUFFER_STATIC, CONFIG, EVENT_OVERLAP, REQUIRED
+
+CASES = [
+    (kind, name, arguments, static)
+    for kind, table, static in [
+        (deep_ep.Buffer, BUFFER, False),
+        (deep_ep.Buffer, BUFFER_STATIC, True),
+        (deep_ep.Config, CONFIG, False),
+        (deep_ep.EventOverlap, EVENT_OVERLAP, False),
+    ]
+    for name, arguments in table.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments", "static"),
+    CASES,
+    ids=lambda v: getattr(v, "__name__", str(v))[:30],
+)
+def test_a_method_takes_the_arguments_of_deepep(
+    kind: type, name: str, arguments: dict[str, object], static: bool
+) -> None:
+    found = list(inspect.signature(getattr(kind, name)).parameters.values())
+    assert isinstance(inspect.getattr_static(kind, name), staticmethod) == static
+    ours = {
+        one.name: REQUIRED if one.default is inspect.Parameter.empty else one.default
+        for one in (found if static else found[1:])
+    }
+    assert list(ours.items()) == list(arguments.items())
+    assert all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in found)
+
+
+def test_sessions_import_nothing_of_the_gpu() -> None:
+    code = (
+        "import sys, epfabric; "
+        "assert not {'torch', 'cuda.bindings', 'epfabric.buffer'} & set(sys.modules); "
+        "from epfabric import Buffer, deep_ep; "
+        "assert Buffer is deep_ep.Buffer; "
+        "assert not {'torch', 'cuda.bindings'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_sizes_grow_with_what_they_are_for() -> None:
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint
+    small = hint(128, 7168, 8, 256)
+    assert small > 2 * 8 * 128 * 7168 * 2  # two calls under way, from every rank
+    assert hint(256, 7168, 8, 256) > small
+    config = deep_ep.Config(24, 6, 256)
+    assert config.get_nvl_buffer_size_hint(14336, 8) > 12 * 8 * 256 * 14336
+    assert config.get_rdma_buffer_size_hint(14336, 8) == 0
+    with pytest.raises(NotImplementedError, match="one node"):
+        config.get_rdma_buffer_size_hint(14336, 16)
+
+
+def test_what_no_kernel_could_do_is_refused() -> None:
+    for arguments, text in [((3,), "even"), ((20, 6, 6), "less than"), ((20, 0), "at least 1")]:
+        with pytest.raises(ValueError, match=text):
+            deep_ep.Config(*arguments)
+    with pytest.raises(ValueError, match="no configuration for 11 ranks"):
+        deep_ep.Buffer.get_dispatch_config(11)
+    with pytest.raises(ValueError, match="even"):
+        deep_ep.Buffer.set_num_sms(7)
+    with pytest.raises(NotImplementedError, match="allow_nvlink_for_low_latency_mode"):
+        deep_ep.Buffer(None, allow_nvlink_for_low_latency_mode=False)
