@@ -14,11 +14,13 @@ HEADERS = sorted(p.name for p in (INCLUDE / "epfabric").glob("*.h"))
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 CUDA = INCLUDE.parent / "cuda"
 LOW_LATENCY = ["dispatch_bf16", "dispatch_fp8", "combine"]
+CHANNELS = ["channels_meet", "channels_dispatch", "channels_combine"]
 KERNELS = {
     HERE / "push_kernel.cu": ["push_batch", "push_others", "take_one", "wait_for"],
     HERE / "device_kernel.cu": ["push_shared", "push_owned", "wait_all"],
     CUDA / "low_latency.cu": [*LOW_LATENCY, "settle"],
     CUDA / "routing.cu": ["route_tokens"],
+    CUDA / "channels.cu": CHANNELS,
 }
 
 WITHIN_ONE_GPU = {"routing.cu"}
@@ -128,9 +130,11 @@ def test_nvrtc_makes_the_low_latency_kernels(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nvrtc_makes_the_routing_kernel(architecture: str) -> None:
-    ptx = to_ptx(CUDA / "routing.cu", architecture)
-    assert ".maxntid 1024" in entry(ptx, "route_tokens")
+@pytest.mark.parametrize("source", ["routing.cu", "channels.cu"])
+def test_nvrtc_makes_the_high_throughput_kernels(source: str, architecture: str) -> None:
+    ptx = to_ptx(CUDA / source, architecture)
+    for kernel in KERNELS[CUDA / source]:
+        assert ".maxntid 1024" in entry(ptx, kernel), "a block has to fit on a processor"
 
 
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)

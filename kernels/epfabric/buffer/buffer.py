@@ -182,7 +182,33 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, Any, Any, Any, Any, EventOverlap]:
-        raise NotImplementedError(_NO_THROUGHPUT)
+        """Each token to the ranks that it goes to, in the order of ranks and tokens: rows (and
+        scales), their experts and weights, rows of each expert, handle, event.
+
+        With num_worst_tokens nothing waits on the host, and there are so many rows; with a handle
+        the routing is that of the handle's dispatch.
+        """
+        if handle is None:
+            needed = (num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank)
+            if any(one is None for one in needed):
+                raise ValueError(
+                    "without a handle num_tokens_per_rank, num_tokens_per_expert and "
+                    "is_token_in_rank are needed: get_dispatch_layout() makes them"
+                )
+        elif topk_idx is not None or topk_weights is not None:
+            raise ValueError("with a handle there is no topk_idx and no topk_weights")
+        return self.parts.throughput.dispatch(
+            x,
+            handle,
+            (num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank),
+            topk_idx,
+            topk_weights,
+            alignment=expert_alignment,
+            worst=num_worst_tokens,
+            config=config or self.get_dispatch_config(self.group_size),
+            after=previous_event,
+            aside=async_finish,
+        )
 
     def combine(
         self,
@@ -195,7 +221,17 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, Any, EventOverlap]:
-        raise NotImplementedError(_NO_THROUGHPUT)
+        """Sums each token's rows (and weights) of all ranks, without weighting: [tokens, hidden],
+        [tokens, k], event. bias: one or two [tokens, hidden] that are added."""
+        return self.parts.throughput.combine(
+            x,
+            handle,
+            topk_weights,
+            bias,
+            config=config or self.get_combine_config(self.group_size),
+            after=previous_event,
+            aside=async_finish,
+        )
 
     def internode_dispatch(
         self,
@@ -322,7 +358,4 @@ class Buffer:
         return self.parts.low_latency.next_rows(handle)
 
 
-_NO_THROUGHPUT = (
-    "dispatch and combine are not there yet: use low_latency_dispatch and low_latency_combine"
-)
 _NO_NODES = "dispatch and combine between nodes are not there yet: use the ranks of one node"

@@ -43,11 +43,19 @@ class Order:
         return stream
 
     def end(self, stream: Any, aside: bool, alive: tuple[Any, ...] = ()) -> EventOverlap:
-        """After the launch; alive: tensors that the event keeps."""
+        """After the launch; alive: tensors that the event keeps, and torch until both streams are
+        done with them (a graph keeps its own memory)."""
         self._done.record(stream)
         self._last = stream.cuda_stream
         self._captured = self._cuda.is_current_stream_capturing()
-        return EventOverlap(EventHandle(stream), alive) if aside else EventOverlap()
+        if not aside:
+            return EventOverlap()
+        if not self._captured:
+            for tensor in alive:
+                if tensor is not None:
+                    tensor.record_stream(stream)
+                    tensor.record_stream(self._cuda.current_stream())
+        return EventOverlap(EventHandle(stream), alive)
 
     def close(self) -> None:
         """After the last call."""

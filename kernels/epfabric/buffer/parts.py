@@ -10,6 +10,8 @@ from typing import Any
 from epfabric.buffer.low_latency import LowLatencyCalls
 from epfabric.buffer.members import Members, Opened, members_of, offer
 from epfabric.buffer.order import Order
+from epfabric.buffer.throughput import ThroughputCalls
+from epfabric.cuda import channels
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.low_latency import SOURCE, LowLatency
 from epfabric.cuda.rank import checked
@@ -26,6 +28,7 @@ class Parts:
     routing: Kernels
     mask: bool
     calls: LowLatencyCalls | None = None
+    bulk: ThroughputCalls | None = None
     stack: ExitStack = field(default_factory=ExitStack)
 
     @staticmethod
@@ -47,6 +50,8 @@ class Parts:
         parts.routing.function("route_tokens")
         if low_latency_bytes:
             parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
+        if nvl_bytes:
+            parts.bulk = parts._throughput(nvl_bytes, timeout_s)
         return parts
 
     def _low_latency(self, size_bytes: int, timeout_s: float, sms: int) -> LowLatencyCalls:
@@ -65,13 +70,38 @@ class Parts:
             mask=self.mask,
             window_bytes=size_bytes,
         )
+        self._connect(end)
+        return LowLatencyCalls(end, self.order)
+
+    def _throughput(self, size_bytes: int, timeout_s: float) -> ThroughputCalls:
+        end = channels.Channels(
+            self.members.size,
+            self.members.rank,
+            Kernels(channels.SOURCE),
+            window_bytes=size_bytes,
+            timeout_s=timeout_s,
+        )
+        self._connect(end)
+        return ThroughputCalls(end, self.order)
+
+    def _connect(self, end: LowLatency | channels.Channels) -> None:
+        from cuda.bindings import driver
+
         self.stack.callback(end.close)
         checked(driver.cuCtxSynchronize())  # the window is zeros before anybody may write
         opened = Opened(self.members.gather(offer(end.window)), self.members.rank)
         self.stack.callback(opened.close)
         end.connect(opened.addresses)
         self.members.gather(None)  # nobody leaves before everybody has opened its memory
-        return LowLatencyCalls(end, self.order)
+
+    @property
+    def throughput(self) -> ThroughputCalls:
+        if self.bulk is None:
+            raise ValueError(
+                "no dispatch and combine: make the buffer with "
+                "num_nvl_bytes=config.get_nvl_buffer_size_hint(...)"
+            )
+        return self.bulk
 
     @property
     def low_latency(self) -> LowLatencyCalls:
@@ -90,19 +120,20 @@ class Parts:
 
     def memory(self, *, low_latency: bool) -> tuple[int, int]:
         """Address and bytes of this rank's part."""
-        if not low_latency:
-            raise ValueError("this buffer has no memory for dispatch and combine")
-        end = self.low_latency.end
+        end = self.low_latency.end if low_latency else self.throughput.end
         return end.window, end.window_bytes
 
     def close(self) -> None:
-        """After the last call of this rank; waits until no other rank writes here any more."""
+        """After the last call of this rank; waits until no other rank writes here any more: where
+        there is memory for dispatch and combine until all close."""
         from cuda.bindings import driver
 
         try:
             if self.calls is not None and self.calls.end.failure() is None:
                 stream = self.order.begin(False)
                 self.calls.end.settle(stream=stream.cuda_stream)
+            if self.bulk is not None and self.bulk.end.failure() is None:
+                self.bulk.meet()
             checked(driver.cuCtxSynchronize())
             self.stack.close()
         except SessionError as error:
