@@ -51,7 +51,8 @@ class Departures:
 
     def open_nodes(self) -> set[str]:
         """Nodes that have a part in the epoch still."""
-        nodes = {node for rank, node in self._node_of.items() if rank not in self.gone}
+        gone = self.gone
+        nodes = {node for rank, node in self._node_of.items() if rank not in gone}
         return nodes | self.kept_nodes()
 
     def kept_nodes(self) -> set[str]:

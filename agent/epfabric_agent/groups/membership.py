@@ -14,12 +14,12 @@ from epfabric_agent.groups.admission import MAX_REASON, duplicate, misfit, outsi
 from epfabric_agent.groups.departures import Departures, Round
 from epfabric_agent.groups.ranges import format_ranges, spoken
 from epfabric_agent.groups.rollcall import RollCalls
+from epfabric_agent.groups.roster import Roster
 from epfabric_agent.groups.state import (
     Action,
     Entrant,
     GroupState,
     Limits,
-    NodePart,
     Phase,
     Publish,
     Send,
@@ -57,7 +57,7 @@ class Membership:
         self._bounds = bounds
         self._uid = uid
         self._world = 0
-        self._members: dict[int, Entrant] = {}
+        self._members = Roster()
         self._waiting: dict[int, Entrant] = {}
         self._endpoints: dict[str, str] = {}
         self._unopened: set[str] = set()
@@ -87,7 +87,7 @@ class Membership:
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             return self._lose_node(node, ranks, why, now)
         for rank in ranks:
-            del self._members[rank]
+            self._members.remove(rank)
         return self._end_if_empty(now)
 
     def enter(self, entrant: Entrant, now: float) -> list[Action]:
@@ -106,7 +106,7 @@ class Membership:
             self._begin(entrant.world_size, now)
         if refusal := misfit(entrant, self.group, self._world, self._members):
             return [refusal]
-        self._members[entrant.rank] = entrant
+        self._members.add(entrant)
         if len(self._members) == self._world:
             return self._open(now)
         return [Publish(self._state())]
@@ -121,7 +121,7 @@ class Membership:
         if member is None or member.node != node:
             return []
         if self.stage is Stage.FORMING:
-            del self._members[rank]
+            self._members.remove(rank)
             return self._end_if_empty(now) or [Publish(self._state())]
         return self.lost(node, self.epoch, rank, "its session ended while the group opened", now)
 
@@ -137,7 +137,7 @@ class Membership:
         self.stage = Stage.RUNNING
         self._deadline = None
         start = pb.ToMember(start=pb.Start(epoch=self.epoch))
-        return [Publish(self._state()), *(Send(node, start) for node in self._nodes())]
+        return [Publish(self._state()), *(Send(node, start) for node in self._members.nodes())]
 
     def leaving(self, node: str, epoch: int, rank: int, now: float) -> list[Action]:
         """A rank has finished its work and wants to go."""
@@ -234,14 +234,14 @@ class Membership:
         self.epoch += 1
         self.stage = Stage.FORMING
         self._world = world_size
-        self._members = {}
+        self._members = Roster()
         self._why_masked = ""
         self._deadline = now + self._bounds.join_s
 
     def _open(self, now: float) -> list[Action]:
         self.stage = Stage.OPENING
         self._deadline = now + self._bounds.open_s
-        nodes = self._nodes()
+        nodes = self._members.nodes()
         self._unopened = set(nodes)
         index = {node: i for i, node in enumerate(nodes)}
         ranks = [
@@ -305,12 +305,13 @@ class Membership:
         return [*actions, *self._next_round(now)]
 
     def _let_go(self, done: Round) -> list[Action]:
-        actions: list[Action] = []
-        for node in sorted({self._members[rank].node for rank in done.ranks}):
-            ranks = [rank for rank in done.ranks if self._members[rank].node == node]
-            message = pb.LeaveDone(epoch=self.epoch, ranks=ranks)
-            actions.append(Send(node, pb.ToMember(leave_done=message)))
-        return actions
+        here: dict[str, list[int]] = {}
+        for rank in done.ranks:
+            here.setdefault(self._members[rank].node, []).append(rank)
+        done_of = (
+            (node, pb.LeaveDone(epoch=self.epoch, ranks=here[node])) for node in sorted(here)
+        )
+        return [Send(node, pb.ToMember(leave_done=message)) for node, message in done_of]
 
     def _excluded(self, done: Round) -> list[Action]:
         message = pb.ToMember(exclude=pb.Exclude(epoch=self.epoch, ranks=done.ranks))
@@ -338,7 +339,7 @@ class Membership:
     def _fail(self, reason: str, now: float) -> list[Action]:
         reason = reason[:MAX_REASON]
         message = pb.ToMember(fail=pb.Fail(epoch=self.epoch, reason=reason))
-        sends: list[Action] = [Send(node, message) for node in self._nodes()]
+        sends: list[Action] = [Send(node, message) for node in self._members.nodes()]
         return [*sends, *self._end("Failed", reason, now)]
 
     def _join_timeout(self, now: float) -> list[Action]:
@@ -372,11 +373,7 @@ class Membership:
     def _ranks_of(self, node: str) -> list[int]:
         """The node's ranks that have neither left nor been lost."""
         gone = self._departures.left | self._departures.losing
-        return [r for r, e in self._members.items() if e.node == node and r not in gone]
-
-    def _nodes(self) -> list[str]:
-        """The epoch's nodes by their lowest rank."""
-        return list(dict.fromkeys(e.node for _, e in sorted(self._members.items())))
+        return [rank for rank in self._members.ranks_of(node) if rank not in gone]
 
     def _state(self, phase: Phase | None = None, reason: str = "") -> GroupState:
         here = phase or _PHASES[self.stage]
@@ -385,13 +382,6 @@ class Membership:
         masked = self._departures.masked
         if not reason and masked:
             reason = f"goes on without {spoken(masked)}: {self._why_masked}"[:MAX_REASON]
-        parts = tuple(
-            NodePart(
-                node,
-                self._endpoints.get(node, ""),
-                format_ranges(r for r, e in self._members.items() if e.node == node),
-            )
-            for node in self._nodes()
-        )
+        parts = self._members.parts(self._endpoints)
         state = GroupState(here, reason, self.epoch, self._world, parts)
         return replace(state, masked=format_ranges(masked))

@@ -1,6 +1,8 @@
 """Writes EPGroups of the groups that this agent coordinates, and reads those of others.
 
-Writing never holds a group up: the newest report of each group waits for the API server.
+Writing never holds a group up: the newest report of each group waits for the API server. A group
+that forms changes with every rank that comes, thousands of times in a large one: that is told of
+now and then, what ends the forming at once.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ RETRY_MOST_S = 30.0
 MAX_TRIES = 20
 REFUSED = (403, 422)  # by an admission policy
 LAST_S = 3.0
+FORMING_S = 5.0
 FORGET_S = 60.0  # the statistics of an epoch may come a little after its end
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class GroupReporter:
         self._reports: dict[str, Report] = {}
         self._dirty: set[str] = set()
         self._worlds: dict[str, int] = {}
+        self._forming: dict[str, tuple[int, float]] = {}  # epoch told of while it formed, and when
         self._wake = asyncio.Event()
         self._one = threading.Lock()
 
@@ -91,8 +95,11 @@ class GroupReporter:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            failed = 0
+            failed, soonest_s = 0, RETRY_MOST_S
             for group in sorted(self._dirty):
+                if (held_s := self._held_s(group)) > 0:
+                    soonest_s = min(soonest_s, held_s)
+                    continue
                 self._dirty.discard(group)
                 if await self._write(group):
                     tries.pop(group, None)
@@ -105,8 +112,8 @@ class GroupReporter:
                     continue
                 failed = max(failed, tries[group])
                 self._dirty.add(group)
-            if failed:
-                pause_s = min(RETRY_S * 2 ** (failed - 1), RETRY_MOST_S)
+            if self._dirty:
+                pause_s = min(RETRY_S * 2 ** (failed - 1), soonest_s) if failed else soonest_s
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause_s)
                 self._wake.set()
@@ -120,6 +127,15 @@ class GroupReporter:
             async with asyncio.timeout(LAST_S):
                 await asyncio.gather(*(self._write(group) for group in sorted(self._dirty)))
 
+    def _held_s(self, group: str) -> float:
+        """Seconds until the group may be written."""
+        report, told = self._reports.get(group), self._forming.get(group)
+        if report is None or report.state.phase != "Forming" or told is None:
+            return 0.0
+        epoch, when = told
+        since_s = asyncio.get_running_loop().time() - when
+        return FORMING_S - since_s if epoch == report.state.epoch else 0.0
+
     async def _write(self, group: str) -> bool:
         report = self._reports.get(group)
         if report is None:  # forgotten while another one was being written
@@ -130,8 +146,11 @@ class GroupReporter:
             self._worlds.pop(group, None)  # it may be gone: then it is made anew
             _log.warning("group %s was not written: %s", group, error)
             return False
+        loop = asyncio.get_running_loop()
+        self._forming.pop(group, None)
+        if report.state.phase == "Forming":
+            self._forming[group] = (report.state.epoch, loop.time())
         if report.ended:
-            loop = asyncio.get_running_loop()
             loop.call_later(FORGET_S, self._forget, group, report.state.epoch)
         return True
 
