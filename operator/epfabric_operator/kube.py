@@ -138,7 +138,7 @@ class Kube:
             more = {"continue": token}
 
     def apply(self, path: str, body: Object, manager: str) -> Object:
-        """Server-side apply; takes over fields from other managers."""
+        """Server-side apply; takes over fields from other managers. Returns the whole object."""
         return self._request(
             "PATCH",
             path,
@@ -147,9 +147,10 @@ class Kube:
             content_type="application/apply-patch+yaml",
         )
 
-    def merge(self, path: str, body: Object) -> Object:
+    def merge(self, path: str, body: Object, *, accept: str = JSON) -> Object:
         """JSON merge patch."""
-        return self._request("PATCH", path, body=body, content_type="application/merge-patch+json")
+        kind = "application/merge-patch+json"
+        return self._request("PATCH", path, body=body, content_type=kind, accept=accept)
 
     def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
         query = {"dryRun": "All"} if dry_run else None

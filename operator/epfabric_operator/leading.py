@@ -7,30 +7,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kubernetes import client
 
 from epfabric_operator import handlers
 from epfabric_operator.config import Config
 from epfabric_operator.election import Election
+from epfabric_operator.epnodes import EPNodeCache
 from epfabric_operator.events import EventWriter
 from epfabric_operator.kube import Kube
 from epfabric_operator.loop import Loop
 from epfabric_operator.metrics import Metrics
-from epfabric_operator.nodes import NodeCache, epnode_watch
+from epfabric_operator.nodes import NodeCache
 from epfabric_operator.observe import Observer
 from epfabric_operator.plan import PlanConfig
 from epfabric_operator.reconcile import Reconciler
 from epfabric_operator.signer import Places, Signer
 from epfabric_operator.tenure import Tenure
 from epfabric_operator.webhook_certificate import WebhookCertificate
-from epfabric_operator.worklist import EVERYTHING, Worklist
+from epfabric_operator.worklist import EVERYTHING, Work, Worklist
 
 log = logging.getLogger(__name__)
 STOPPED, FAULT, LOST = 0, 1, 3
 STUCK_S = 120.0
 JOIN_S = 10.0
 LOOK_S = 0.2
+SETTLE_S = 1.0  # agents come and change together
 
 
 class Leading:
@@ -87,7 +90,8 @@ class Leading:
         kube, config, worklist = self._kube, self._config, Worklist()
         events = EventWriter(kube, config.identity)
         nodes = NodeCache(Kube(self._api), lambda: worklist.add(EVERYTHING))
-        observer = Observer(kube, config.nodes_namespace, policies, nodes)
+        epnodes = EPNodeCache(Kube(self._api), partial(_look_at, worklist))
+        observer = Observer(kube, config.nodes_namespace, policies, nodes, epnodes)
         wanted = PlanConfig(
             config.agent_image,
             config.nodes_namespace,
@@ -105,8 +109,8 @@ class Leading:
         if not policies and config.injection == "policy":
             log.warning("no MutatingAdmissionPolicy here: pods are not injected")
         self._thread("nodes", nodes.run)
-        self._thread("epnodes", epnode_watch(Kube(self._api), worklist).run)
-        while not nodes.synced.is_set():
+        self._thread("epnodes", epnodes.run)
+        while not (nodes.synced.is_set() and epnodes.synced.is_set()):
             if (code := self._ended(stop)) is not None:
                 return code
         self._loop = loop
@@ -140,3 +144,8 @@ class Leading:
         thread = threading.Thread(target=body, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _look_at(worklist: Worklist, fabric: str | None) -> None:
+    work = EVERYTHING if fabric is None else Work("fabric", fabric)
+    worklist.add(work, after_s=SETTLE_S)

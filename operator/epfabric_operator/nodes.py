@@ -1,4 +1,4 @@
-"""What the operator follows of Nodes and EPFabricNodes; started by leading.py."""
+"""What the operator follows of Nodes: their metadata; started by leading.py."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from epfabric_crds.names import CORDON_ANNOTATION, FABRIC_LABEL
+from epfabric_crds.names import CORDON_ANNOTATION
 
 from epfabric_operator import paths
 from epfabric_operator.kube import Kube, Object
-from epfabric_operator.watching import MetadataWatch
-from epfabric_operator.worklist import EVERYTHING, Work, Worklist
+from epfabric_operator.watching import Watch, newer
 from epfabric_operator.world import NodeMeta
-
-SETTLE_S = 1.0  # each look reads all of them
 
 
 class NodeCache:
@@ -25,7 +22,7 @@ class NodeCache:
         self._lock = threading.Lock()
         self._nodes: dict[str, NodeMeta] = {}
         self.synced = threading.Event()
-        self.run = MetadataWatch(kube, paths.NODES, self._replace, self._take).run
+        self.run = Watch(kube, paths.NODES, self._replace, self._take).run
 
     def snapshot(self) -> dict[str, NodeMeta]:
         with self._lock:
@@ -40,10 +37,26 @@ class NodeCache:
             self.synced.set()
             self._changed()
 
+    def latest(self, seen: NodeMeta) -> NodeMeta:
+        """The node as it is now, if it differs from `seen` in nothing but its version."""
+        with self._lock:
+            now = self._nodes.get(seen.name)
+        return now if now == seen and now is not None else seen
+
+    def wrote(self, item: Object) -> None:
+        """A write of ours was answered with this metadata; its event may come much later."""
+        meta = parse(item)
+        with self._lock:
+            before = self._nodes.get(meta.name)
+            if before and newer(meta.version, before.version):
+                self._nodes[meta.name] = meta
+
     def _take(self, kind: str, item: Object) -> None:
         meta = parse(item)
         with self._lock:
             before = self._nodes.get(meta.name)
+            if before and newer(before.version, meta.version):
+                return
             if kind == "DELETED":
                 self._nodes.pop(meta.name, None)
                 changed = before is not None
@@ -52,21 +65,6 @@ class NodeCache:
                 changed = before != meta
         if changed:
             self._changed()
-
-
-def epnode_watch(kube: Kube, worklist: Worklist) -> MetadataWatch:
-    """A changed EPFabricNode, its status included, makes its fabric worth a look."""
-
-    def listed(items: Iterator[Object]) -> None:
-        for _ in items:
-            pass
-        worklist.add(EVERYTHING)
-
-    def seen(_: str, item: Object) -> None:
-        if fabric := (item["metadata"].get("labels") or {}).get(FABRIC_LABEL):
-            worklist.add(Work("fabric", fabric), after_s=SETTLE_S)
-
-    return MetadataWatch(kube, paths.EPNODES, listed, seen)
 
 
 def parse(item: Object) -> NodeMeta:

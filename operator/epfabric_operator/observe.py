@@ -10,23 +10,30 @@ from epfabric_crds import EPFabric, MirrorError, names
 
 from epfabric_operator import paths
 from epfabric_operator.agentpods import read_agents
-from epfabric_operator.epnodes import EPNodeReader
-from epfabric_operator.kube import METADATA_LIST, TABLE, Kube
+from epfabric_operator.epnodes import EPNodeCache
+from epfabric_operator.kube import METADATA_LIST, TABLE, Kube, Object
 from epfabric_operator.leaseage import LeaseAges
 from epfabric_operator.nodes import NodeCache
 from epfabric_operator.plan import MANAGED_BY
-from epfabric_operator.world import Agents, Ref, World
+from epfabric_operator.world import Agents, NodeMeta, Ref, World
 
 log = logging.getLogger(__name__)
 
 
 class Observer:
-    def __init__(self, kube: Kube, namespace: str, policies: str | None, nodes: NodeCache) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        policies: str | None,
+        nodes: NodeCache,
+        epnodes: EPNodeCache,
+    ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._nodes = nodes
+        self._epnodes = epnodes
         self._ages = LeaseAges()
-        self._epnodes = EPNodeReader()
         self._owned = [paths.daemonsets(namespace)]
         if policies:
             self._owned.append(paths.bindings(policies))
@@ -46,10 +53,21 @@ class Observer:
             fabrics=fabrics,
             unreadable=frozenset(unreadable),
             nodes=self._nodes.snapshot(),
-            epnodes=self._epnodes.read(self._kube.each(paths.EPNODES)),
+            epnodes=self._epnodes.snapshot(),
             lease_ages_s=self._ages.update(self._kube.each(paths.leases(self._namespace))),
             owned=self._owned_objects(),
         )
+
+    def latest(self, seen: NodeMeta) -> NodeMeta:
+        """The node as it is now, if it differs from `seen` in nothing but its version."""
+        return self._nodes.latest(seen)
+
+    def wrote_node(self, item: Object) -> None:
+        """The metadata that a write of ours was answered with."""
+        self._nodes.wrote(item)
+
+    def wrote_epnode(self, item: Object) -> None:
+        self._epnodes.wrote(item)
 
     def down(self, fabric: str) -> frozenset[str]:
         """The fabric's nodes that are not ready, from the columns that `kubectl get` prints."""

@@ -1,4 +1,4 @@
-"""Follows all objects of one kind by their metadata alone; threads of leading.py, for nodes.py.
+"""Follows all objects of one kind; threads of leading.py, for nodes.py and epnodes.py.
 
 Listed in small pages and let go one by one, so that memory does not grow with what kubelets and
 agents write: half of the metadata of a node is `managedFields`.
@@ -10,14 +10,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from epfabric_operator.kube import METADATA, METADATA_LIST, ApiError, Kube, Object
+from epfabric_operator.kube import JSON, METADATA, METADATA_LIST, ApiError, Kube, Object
 
 log = logging.getLogger(__name__)
 RETRY_S = 2.0
 PAGE = 100
 
 
-class MetadataWatch:
+class Watch:
     """Both callbacks run in the watching thread.
 
     `listed` takes all objects there are, each time that a new list was needed; `seen` one event.
@@ -29,12 +29,16 @@ class MetadataWatch:
         path: str,
         listed: Callable[[Iterator[Object]], None],
         seen: Callable[[str, Object], None],
+        whole: bool = False,
     ) -> None:
+        """Of the objects' metadata alone, unless they are wanted `whole`."""
         self._kube = kube
         self._path = path
         self._listed = listed
         self._seen = seen
-        self._version = ""
+        self._accept, self._accept_list = (JSON, JSON) if whole else (METADATA, METADATA_LIST)
+        self.version = ""
+        """resourceVersion up to which everything was given to the callbacks, or is being given."""
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -49,14 +53,19 @@ class MetadataWatch:
                     stop.wait(RETRY_S)
 
     def _list(self) -> Iterator[Object]:
-        for page in self._kube.paged(self._path, accept=METADATA_LIST, size=PAGE):
-            self._version = page["metadata"]["resourceVersion"]
+        for page in self._kube.paged(self._path, accept=self._accept_list, size=PAGE):
+            self.version = page["metadata"]["resourceVersion"]
             yield from page.get("items") or ()
 
     def _follow(self, stop: threading.Event) -> None:
-        for event in self._kube.watch(self._path, self._version, accept=METADATA):
+        for event in self._kube.watch(self._path, self.version, accept=self._accept):
             if stop.is_set():
                 return
-            self._version = event["object"]["metadata"]["resourceVersion"]
+            self.version = event["object"]["metadata"]["resourceVersion"]
             if event["type"] != "BOOKMARK":
                 self._seen(event["type"], event["object"])
+
+
+def newer(version: str, than: str) -> bool:
+    """Whether a resourceVersion is of a later write; both are of objects of one kind."""
+    return int(version) > int(than)
