@@ -26,9 +26,10 @@ check: ## lint, types, layers, formatting
 	.venv/bin/lint-imports
 	.venv/bin/clang-format --dry-run --Werror $(CXX_FILES)
 
-bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too)
+bench: ## speed beside peers (BENCH=proxy runs one, PLOT=1 draws too; NODES, PODS, RANKS for BENCH=scale)
 	@$(BOOTSTRAP)
-	@PYTHONPATH=tests:bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot)
+	@PYTHONPATH=tests:bench .venv/bin/python -m epfabric_bench $(BENCH) $(if $(PLOT),--plot) \
+		$(if $(NODES),--nodes=$(NODES)) $(if $(PODS),--pods=$(PODS)) $(if $(RANKS),--ranks=$(RANKS))
 
 cluster: ## a control plane for hands-on use, until Ctrl-C (NODES=2: with real nodes)
 	@$(BOOTSTRAP)

@@ -20,6 +20,7 @@ from .run import Bench, Run
 from .series import Series, group, verdicts
 
 OUTPUT = native.ROOT / "build" / "bench"
+SIZES = ("nodes", "pods", "ranks")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,19 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", action="store_true", help="also draw build/bench/<name>.svg")
     parser.add_argument("--small", action="store_true", help="a look that all works, in seconds")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results")
+    for size in SIZES:
+        about = f"how many {size} `scale` has"
+        parser.add_argument(f"--{size}", type=_count, help=about)
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.bench) - set(BENCHES):
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
-    missing = {n: why for n in chosen.bench or BENCHES if (why := BENCHES[n].missing())}
+    wanted = chosen.bench or [name for name, bench in BENCHES.items() if not bench.named]
+    missing = {n: why for n in wanted if (why := BENCHES[n].missing())}
     for name, why in missing.items():
         print(f"== left out: {name} ({why})", file=sys.stderr)
     failed = [f"{name}: {missing[name]}" for name in chosen.bench if name in missing]
-    runnable = [name for name in chosen.bench or BENCHES if name not in missing]
+    runnable = [name for name in wanted if name not in missing]
+    sizes = {size: value for size in SIZES if (value := getattr(chosen, size)) is not None}
     try:
-        if runnable:
+        if any(BENCHES[name].native for name in runnable):
             native.build(lambda text: print(f"== {text}", file=sys.stderr, flush=True))
         for name in runnable:
-            failed += run(BENCHES[name], Run(small=chosen.small), chosen.output)
+            failed += run(BENCHES[name], Run(chosen.small, sizes), chosen.output)
             if chosen.plot:
                 print(f"drew {draw(chosen.output / f'{name}.samples.json')}")
     except (native.BenchError, PlotError) as error:
@@ -53,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for failure in failed:
         print(f"== {failure}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
 
 
 def run(bench: Bench, how: Run, output: Path) -> list[str]:

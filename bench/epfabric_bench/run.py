@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import native
@@ -22,6 +22,7 @@ class Run:
     """
 
     small: bool
+    sizes: Mapping[str, int] = field(default_factory=dict)  # as given; see sized()
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -31,6 +32,10 @@ class Run:
 
     def scaled(self, full: int, small: int) -> int:
         return small if self.small else full
+
+    def sized(self, what: str, full: int, small: int) -> int:
+        """What the command line gave for it, else full or small."""
+        return self.sizes.get(what, self.scaled(full, small))
 
     def say(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)
@@ -59,3 +64,5 @@ class Bench:
     measure: Callable[[Run], list[Line]]
     limits: tuple[Limit, ...] = ()
     missing: Callable[[], str | None] = lambda: None
+    native: bool = True  # it needs the programs of bench/native
+    named: bool = False  # it takes long: run only where it is asked for by name

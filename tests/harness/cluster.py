@@ -21,8 +21,9 @@ class Cluster:
         self.processes = processes
         self.control_plane = ControlPlane(processes, place)
 
-    def start(self) -> None:
-        self.control_plane.start()
+    def start(self, controllers: bool = True) -> None:
+        """Without `controllers` there is neither controller manager nor scheduler."""
+        self.control_plane.start(controllers)
 
     @property
     def folder(self) -> Path:

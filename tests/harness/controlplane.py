@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,7 +60,7 @@ class ControlPlane:
     def url(self) -> str:
         return f"https://{self.place.address}:{self.port}"
 
-    def start(self) -> None:
+    def start(self, controllers: bool = True) -> None:
         programs = build.programs("controlplane")
         self.folder.mkdir(mode=0o700)
         free, self._etcd_port, peer_port, *ports = free_ports(5)
@@ -67,6 +68,12 @@ class ControlPlane:
         self._write_credentials()
         etcd = self._start_etcd(programs["etcd"], self._etcd_port, peer_port)
         server = self.start_api_server(etcd)
+        if controllers:
+            self._start_controllers(server, programs, ports)
+
+    def _start_controllers(
+        self, server: Process, programs: Mapping[str, Path], ports: list[int]
+    ) -> None:
         common = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
         manager = self.processes.start(
             "kube-controller-manager",
