@@ -15,6 +15,8 @@ from cuda.bindings import driver
 from epfabric import Buffer
 from epfabric.cuda.rank import checked
 
+_STREAMS: list[Any] = []  # by rank, for all tests: torch keeps asking a stream that it has seen
+
 
 class Comm:
     """As mpi4py's, among threads."""
@@ -46,8 +48,9 @@ class Ranks:
         self.comms = [Comm(rank, barrier, values) for rank in range(world)]
         torch.cuda.init()
         torch.cuda.synchronize()
-        self._own = [checked(driver.cuStreamCreate(1)) for _ in range(world)]
-        self.streams = [torch.cuda.ExternalStream(int(own)) for own in self._own]
+        while len(_STREAMS) < world:
+            _STREAMS.append(torch.cuda.ExternalStream(int(checked(driver.cuStreamCreate(1)))))
+        self.streams = _STREAMS[:world]
         self._pools = [ThreadPoolExecutor(1) for _ in range(world)]
         self.buffers: list[Any] = []
         self.each(lambda _: reserve())
@@ -73,8 +76,6 @@ class Ranks:
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown()
-        for own in self._own:
-            checked(driver.cuStreamDestroy(own))
 
 
 def reserve() -> None:

@@ -219,7 +219,7 @@ def test_a_graph_is_replayed_with_changing_routing(way: str, calls: int) -> None
 
 
 def test_a_lost_rank_is_masked_and_the_others_go_on() -> None:
-    with low_latency(3, timeout_s=0.5, enable_shrink=True) as ranks:
+    with low_latency(3, timeout_s=2.0, enable_shrink=True) as ranks:
         status = [torch.full((3,), 7, dtype=torch.int32, device="cuda") for _ in range(3)]
         batches = [Batch.random(rank, TOKENS, HIDDEN, EXPERTS, TOPK) for rank in range(3)]
         torch.cuda.synchronize()

@@ -20,10 +20,9 @@ class Order:
         from cuda.bindings import driver
 
         self._cuda = torch.cuda
-        # Not one of torch's own: those share the GPU's few queues with many others.
-        not_blocking, priority = 1, checked(driver.cuCtxGetStreamPriorityRange())[1]
-        self._own = checked(driver.cuStreamCreateWithPriority(not_blocking, priority))
-        self.comm = torch.cuda.ExternalStream(int(self._own))
+        self._context = int(checked(driver.cuCtxGetCurrent()))
+        spare = _SPARE.setdefault(self._context, [])
+        self.comm = spare.pop() if spare else _new_stream()
         self._last: int | None = None  # the stream of the last call
         self._done = torch.cuda.Event()  # its end
         self._captured = False  # the last call was captured into a graph
@@ -58,7 +57,19 @@ class Order:
         return EventOverlap(EventHandle(stream), alive)
 
     def close(self) -> None:
-        """After the last call."""
-        from cuda.bindings import driver
+        """After the last call. The stream is left for the next buffer: torch may still ask it, when
+        tensors are freed, whether it is done with them."""
+        _SPARE[self._context].append(self.comm)
 
-        checked(driver.cuStreamDestroy(self._own))
+
+_SPARE: dict[int, list[Any]] = {}  # streams of buffers that are gone, by context
+
+
+def _new_stream() -> Any:
+    """Not one of torch's own: those share the GPU's few queues with many others."""
+    import torch
+    from cuda.bindings import driver
+
+    not_blocking, priority = 1, checked(driver.cuCtxGetStreamPriorityRange())[1]
+    own = checked(driver.cuStreamCreateWithPriority(not_blocking, priority))
+    return torch.cuda.ExternalStream(int(own))

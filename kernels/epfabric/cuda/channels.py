@@ -207,12 +207,14 @@ class Channels:
         return f"rank {self.rank} waited in vain for {_AWAITED[word >> 32]} of rank {word & 65535}"
 
     def close(self) -> None:
-        """After the last kernel of any rank that uses it (idempotent)."""
+        """After the last kernel of this rank (idempotent). The window of a buffer that has failed
+        stays: kernels of others may write there yet."""
         from cuda.bindings import driver
 
         if self._memory:
+            if self.failure() is None:
+                checked(driver.cuMemFree(self.window))
             checked(driver.cuMemFree(self._memory))
-            checked(driver.cuMemFree(self.window))
             self._alarm.close()
             self.told.close()
         self._memory = 0

@@ -205,12 +205,14 @@ class LowLatency:
         checked(driver.cuMemsetD8Async(self._masked, 0, 8 * self.shape.world, stream))
 
     def close(self) -> None:
-        """After the last kernel of any rank that uses it (idempotent)."""
+        """After the last kernel of this rank (idempotent). The window stays when the buffer has
+        failed or a rank is masked: kernels of others may write there yet."""
         from cuda.bindings import driver
 
         if self._memory:
+            if self.failure() is None and not self.masked():
+                checked(driver.cuMemFree(self.window))
             checked(driver.cuMemFree(self._memory))
-            checked(driver.cuMemFree(self.window))
             self._alarm.close()
         self._memory = 0
 
