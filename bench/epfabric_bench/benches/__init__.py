@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import barrier, fifo, gpu_fifo, low_latency, proxy, scale, transport
+from . import barrier, buffer, fifo, gpu_fifo, low_latency, proxy, scale, transport
 
 BENCHES: dict[str, Bench] = {
     bench.name: bench
@@ -14,6 +14,7 @@ BENCHES: dict[str, Bench] = {
         transport.BENCH,
         gpu_fifo.BENCH,
         low_latency.BENCH,
+        buffer.BENCH,
         scale.BENCH,
     )
 }
