@@ -24,7 +24,7 @@ from harness.demo.site import EXAMPLES, Site
 from harness.process import HarnessError, wait_until
 from harness.prometheus import Prometheus
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 WORK = Work(world_size=4, tokens=8, iterations=20, barriers=10, hold_s=0)
 PAUSE_S = 20  # before each round: by itself it would end after minutes
 OF = "update-test"
@@ -110,6 +110,9 @@ class Rollout:
     def done(self, fabric: str) -> bool:
         return bool(self.condition("epf", fabric, "UpdatePending").get("status") == "False")
 
+    def ready(self, fabric: str) -> bool:
+        return bool(self.condition("epf", fabric, "Ready").get("status") == "True")
+
     @contextlib.contextmanager
     def job(self, work: Work, *more: str) -> Iterator[str]:
         """Ranks on BUSY, whose group is Ready: its name. At the end all of it is gone."""
@@ -174,8 +177,7 @@ def rollout(cluster: Cluster, prometheus: Prometheus) -> Iterator[Rollout]:
             fabric["spec"]["nodeSelector"] = {OF: name}
             fabric["spec"]["onRankLoss"] = "Mask"
             furnished.kubectl("apply", "-f", "-", stdin=json.dumps(fabric))
-        for name in FABRICS:
-            furnished.kubectl("wait", "--for=condition=Ready", f"epf/{name}", "--timeout=120s")
+        made.eventually(lambda: all(map(made.ready, FABRICS)), "the fabrics to be Ready")
         try:
             yield made
         finally:
