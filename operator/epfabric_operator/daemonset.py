@@ -19,7 +19,7 @@ REQUESTS = {"cpu": "500m", "memory": "256Mi"}
 
 STOP_S = 20
 # With the agents' settings of many NICs to be restored, each of which may start its link anew.
-STOP_WITH_NICS_S = 100
+STOP_WITH_NICS_S = 103
 GRACE_S = 10  # from the process's own end to the kubelet's
 
 PRIORITY_CLASS = "system-node-critical"

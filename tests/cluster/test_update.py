@@ -169,7 +169,7 @@ def on(nodes: tuple[str, ...]) -> dict[str, Any]:
 def rollout(cluster: Cluster, prometheus: Prometheus) -> Iterator[Rollout]:
     with as_processes.furnished(cluster, prometheus, Show(0)) as furnished:
         made = Rollout(furnished)
-        made.configure(EPFABRIC_RESYNC_SECONDS="1", EPFABRIC_LEASE_SECONDS="3")
+        made.configure(EPFABRIC_RESYNC_SECONDS="1", EPFABRIC_LEASE_SECONDS="10")
         for name, nodes in FABRICS.items():
             furnished.kubectl("label", "node", *nodes, f"{OF}={name}")
             fabric = yaml.safe_load((EXAMPLES / "moe.yaml").read_text())

@@ -18,7 +18,7 @@ from epfabric_crds.group import BarrierStatistics
 
 from epfabric_agent.groups.state import GroupState
 from epfabric_agent.kube import paths
-from epfabric_agent.kube.api import Api, ApiError
+from epfabric_agent.kube.api import Api, ApiError, Object
 from epfabric_agent.kube.group_object import Report, coordinator_of, main_part, status_part
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.pods import Pod
@@ -26,6 +26,7 @@ from epfabric_agent.pods import Pod
 RETRY_S = 1.0
 RETRY_MOST_S = 30.0
 MAX_TRIES = 20
+NOT_FOUND = 404
 REFUSED = (403, 422)  # by an admission policy
 LAST_S = 3.0
 FORMING_S = 5.0
@@ -125,7 +126,8 @@ class GroupReporter:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
-                await asyncio.gather(*(self._write(group) for group in sorted(self._dirty)))
+                for group in sorted(self._dirty):
+                    await self._write(group)
 
     def _held_s(self, group: str) -> float:
         """Seconds until the group may be written."""
@@ -142,6 +144,9 @@ class GroupReporter:
             return True
         try:
             await asyncio.to_thread(self._apply_alone, group, report)
+        except asyncio.CancelledError:
+            self._dirty.add(group)  # it may fail yet: close() writes it once more
+            raise
         except ApiError as error:
             self._worlds.pop(group, None)  # it may be gone: then it is made anew
             _log.warning("group %s was not written: %s", group, error)
@@ -177,10 +182,16 @@ class GroupReporter:
                 if error.status not in REFUSED:
                     raise
                 # It is another's, who is lost: a greater epoch makes it ours.
-                self._api.apply(path + "/status", status, names.AGENT_MANAGER)
+                self._take(path + "/status", status, error)
                 self._api.apply(path, main, names.AGENT_MANAGER)
             self._worlds[group] = report.state.world_size
         self._api.apply(path + "/status", status, names.AGENT_MANAGER)
+
+    def _take(self, path: str, status: Object, refused: ApiError) -> None:
+        try:
+            self._api.apply(path, status, names.AGENT_MANAGER)
+        except ApiError as error:
+            raise refused if error.status == NOT_FOUND else error from None
 
     def _tell(self, group: str, report: Report) -> None:
         if self._reports.get(group) != report:

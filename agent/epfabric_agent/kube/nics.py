@@ -12,6 +12,7 @@ from epfabric_crds.settings import Nics
 from epfabric_agent.csi import records
 from epfabric_agent.kube import events, paths
 from epfabric_agent.kube.api import Api, ApiError
+from epfabric_agent.kube.group_report import LAST_S
 from epfabric_agent.nic import links
 from epfabric_agent.nic.change import BootClock, Changer
 from epfabric_agent.nic.duty import Happening, NicDuty, Surroundings
@@ -24,7 +25,7 @@ from epfabric_agent.topology.machine import Machine
 
 KEEP_S = 600.0
 GONE_S = 3.0
-CLOSE_S = 8.0  # of an agent's time to end, for all but the NICs
+CLOSE_S = 8.0 + LAST_S  # of an agent's time to end, for all but the NICs
 _log = logging.getLogger(__name__)
 
 
