@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from harness.cluster import Cluster
 from harness.fleet import Fleet
@@ -25,6 +26,7 @@ from ..series import LESS, OURS, Limit, Line
 QUIET_LOOKS = 5
 WAIT_S = 3600.0
 SHOWN_S = 20.0
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,18 @@ def measure(run: Run) -> list[Line]:
     nodes, pods = run.sized("nodes", 5000, 100), run.sized("pods", 20_000, 100)
     with made(run, nodes) as site:
         operator, _ = site.operator(0)
-        lines = [*until_ready(site, operator), *injected(site, pods)]
-        lines += quiet(site, operator, "quiet")
-        lines += recovery(site, operator)
         ranks = run.sized("ranks", 4096, 256)
-        lines += scale_group.measure(site.cluster, scale_site.JOBS, ranks, run.say)
+        parts = (
+            scale_group.measure(site.cluster, scale_site.JOBS, ranks, run.say),
+            until_ready(site, operator),
+            injected(site, pods),
+            quiet(site, operator, "quiet"),
+            recovery(site, operator),
+        )
+        lines = []
+        for found in chain(*parts):  # it takes long: what is known is said
+            run.say(f"{found.case}: {found.metric} {found.samples} {found.unit} {found.verified}")
+            lines.append(found)
     return lines
 
 
@@ -89,6 +98,7 @@ def until_ready(site: Site, operator: Footprint) -> Iterator[Line]:
             told = f"{shown - begin:.0f} s: {sum(writes(site.cluster.audit, mark).values())} writes"
             site.run.say(f"{told}, looks of {[seconds for _, seconds in operator.looks()][-5:]} s")
         assert not site.fleet.broken, site.fleet.broken
+        time.sleep(LOOK_S)  # each look costs the API server something
         return scale_site.ready_nodes(site.cluster) == site.nodes
 
     wait_until(ready, WAIT_S, "the fabric to be Ready", operator.process)
