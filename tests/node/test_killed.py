@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from harness.node.node import program_of
 
 from .fabric import Fabric, Json, eventually
 
@@ -18,12 +16,6 @@ def kill(pids: list[int]) -> None:
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-
-
-def parent_of(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (line,) = [line for line in status if line.startswith("PPid:")]
-    return int(line.split()[1])
 
 
 def await_restart(fabric: Fabric, one: Json) -> None:
@@ -60,9 +52,8 @@ def test_a_rank_and_a_shim_that_were_killed_leave_no_pod_behind(fabric: Fabric) 
     """A container without its shim is lost to containerd, which ends it."""
     pair = fabric.pair("shim")
     pids = [node.pids(one["metadata"]["uid"]) for node, one in zip(fabric.nodes, pair, strict=True)]
-    shim = parent_of(pids[1][0])
-    assert program_of(shim).startswith("containerd-shim")
-    kill([*pids[0], shim])
+    kill(pids[0])
+    fabric.nodes[1].kill_shim(pair[1]["metadata"]["uid"])
     for one in pair:
         await_restart(fabric, one)
         fabric.await_rounds(one)

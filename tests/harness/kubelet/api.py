@@ -14,7 +14,7 @@ from kubernetes import client, config
 
 Json = dict[str, Any]
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 WATCH_S = 300
 CONNECTIONS = 64
 STRATEGIC = "application/strategic-merge-patch+json"

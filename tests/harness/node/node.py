@@ -132,8 +132,10 @@ class Node:
     def start_containerd(self) -> None:
         program = self._programs["containerd"]
         path = f"{program.parent}:{SYSTEM_PATH}"  # where the shim is
-        self._containerd = self._start(
-            "containerd", [program, f"--config={self.folder / 'containerd.toml'}"], path
+        self._containerd = self.begin(
+            "containerd",
+            [program, f"--config={self.folder / 'containerd.toml'}"],
+            {"PATH": path},
         )
         socket = self.root / settings.CONTAINERD_SOCKET.lstrip("/")
         what = f"containerd of {self.name}"
@@ -148,7 +150,7 @@ class Node:
 
     def start_kubelet(self) -> None:
         labels = [f"--node-labels={','.join(self._labels)}"] if self._labels else []
-        self._kubelet = self._start(
+        self._kubelet = self.begin(
             "kubelet",
             [
                 self._programs["kubelet"],
@@ -165,6 +167,13 @@ class Node:
         assert self._kubelet is not None
         self._kubelet.signal(signal.SIGKILL)
         self._kubelet.wait(START_S)
+
+    def kill_shim(self, pod_uid: str) -> None:
+        """Kills what containerd keeps beside the pod's containers; containerd then ends them."""
+        shim = parent_of(self.pids(pod_uid)[0])
+        if not program_of(shim).startswith("containerd-shim"):
+            raise HarnessError(f"no shim, but {program_of(shim)}, started a container")
+        os.kill(shim, signal.SIGKILL)
 
     def import_image(self, archive: Path) -> None:
         done = self.try_ctr("--namespace=k8s.io", "images", "import", str(archive))
@@ -192,8 +201,14 @@ class Node:
                 found += [pid for pid in pids if program_of(pid) not in ("pause", "")]
         return found
 
-    def _start(self, name: str, argv: Sequence[str | Path], path: str = SYSTEM_PATH) -> Process:
-        environment = {"PATH": path, "HOME": "/root"}
+    def begin(
+        self, name: str, argv: Sequence[str | Path], more: Mapping[str, str] | None = None
+    ) -> Process:
+        """A program that runs on the node, as its root, until it or the node ends.
+
+        more: variables of its environment.
+        """
+        environment = {"PATH": SYSTEM_PATH, "HOME": "/root", **(more or {})}
         return self._processes.start(
             f"{name}-{self.name}", [*self.enter(), *argv], env=environment, cwd=Path("/")
         )
@@ -214,6 +229,11 @@ class Node:
 
 def output(argv: Sequence[str | Path]) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def parent_of(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("PPid:")))
 
 
 def program_of(pid: int) -> str:
