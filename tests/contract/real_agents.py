@@ -73,6 +73,8 @@ def publish(site: Site, node: str, group: str, rank: int, tenant: str = "") -> P
     volume = f"csi-{group}-{rank}"
     directory = records.volumes_dir(state) / volume
     directory.mkdir(parents=True, exist_ok=True)
+    # There is no pod to own the EPGroup: without an owner that exists it would be collected.
+    space = site.stand.json("get", "namespace", site.space)["metadata"]
     record = records.Record(
         boot_id=records.boot_id(),
         volume_id=volume,
@@ -82,7 +84,7 @@ def publish(site: Site, node: str, group: str, rank: int, tenant: str = "") -> P
         service_account="default",
         fabric=site.fabric,
         group=group,
-        owner=None,
+        owner=records.Owner("v1", "Namespace", space["name"], space["uid"]),
         directory=str(directory),
         target_path="/nowhere",
         tenant=tenant,

@@ -21,6 +21,7 @@ LABEL = "epfabric.io/node-test"
 BOUND_S = 90.0
 MOST_SESSIONS = 2  # of all pods of a node at once, by the fabric's one tenant
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
+GROUPS = f"/apis/{names.API_VERSION}/namespaces/{SPACE}/epgroups"
 FABRICS = f"/apis/{names.API_VERSION}/epfabrics"
 RANK = Path(__file__).with_name("rank.py").read_text()
 # /var/run is a link to /run in the images; followed from outside it would leave the pod.
@@ -218,10 +219,13 @@ class Fabric:
         return left
 
     def left(self) -> list[str]:
-        """Pods, and on each node directories, records and mounts of volumes."""
-        pods = [f"pod {one['metadata']['name']}" for one in self.api.get(PODS)["items"]]
-        found = [part for node in self.nodes for part in volumes_on(node)]
-        return pods + found
+        """Pods, their groups, and on each node directories, records and mounts of volumes."""
+        there = [
+            f"{what} {one['metadata']['name']}"
+            for what, path in (("pod", PODS), ("group", GROUPS))
+            for one in self.api.get(path)["items"]
+        ]
+        return there + [part for node in self.nodes for part in volumes_on(node)]
 
 
 def volumes_on(node: Node) -> list[str]:

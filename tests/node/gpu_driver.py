@@ -1,8 +1,8 @@
 """A stand-in for a GPU's DRA driver, for test_slots: a node runs it as `python -m node.gpu_driver`.
 
 The kubelet registers it and calls it as any other driver, and takes away its slice whenever it
-starts. Its GPUs are names; a container that uses one sees it in the variable GPU. Each call is a line
-of the file that `--calls` names.
+starts. Its GPUs are names; a container that uses one sees it in the variable GPU. Each call is a
+line of the file that `--calls` names.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def prepared(node: Node, uid: str) -> Json | None:
 
 
 def cdi_files(node: Node, uid: str) -> list[Path]:
-    """Of both drivers; /var/run is a link to /run, followed from outside it would leave the node."""
+    """Of both drivers. /var/run is a link to /run; from outside it would leave the node."""
     return sorted((node.root / "run/cdi").glob(f"*{uid}*.json"))
 
 

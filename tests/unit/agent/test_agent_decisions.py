@@ -143,12 +143,14 @@ def test_a_node_name_with_dots_is_read_whole() -> None:
 
 
 def test_an_epgroup_fits_its_schema_and_leads_others_to_the_coordinator() -> None:
-    pod = Pod("k", "ns", "p-0", "train", None, Path("/x"))
+    pod = Pod("k", "ns", "p-0", "train", None, Path("/x"), uid="u")
     state = GroupState("Ready", "", 2, 4, (NodePart("a", "192.0.2.1:7", "0-3"),))
     report = Report(pod, state, BarrierStatistics(count=3, p50_seconds=0.1))
     whole = main_part(report, "moe") | status_part(report, Agent("a", "192.0.2.1:7"))
     whole["spec"] = main_part(report, "moe")["spec"]
     assert problems("EPGroup", whole) == []
+    (owner,) = main_part(report, "moe")["metadata"]["ownerReferences"]
+    assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "p-0", "uid": "u"}
     assert coordinator_of(whole, "b") == Agent("a", "192.0.2.1:7")
     assert coordinator_of(whole, "a") is None
     assert coordinator_of(None, "b") is None
