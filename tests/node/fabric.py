@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ def eventually(check: Callable[[], object], what: str, bound_s: float = BOUND_S)
             last = ""
         assert time.monotonic() < end, f"not within {bound_s:.0f} s: {what} {last}"
         time.sleep(0.1)
+
+
+@contextmanager
+def gone_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        if error.code != 404:
+            raise
 
 
 @dataclass(frozen=True)
@@ -108,13 +118,10 @@ class Fabric:
         eventually(lambda: not self.agents(), "the agents are gone")
 
     def exists(self, path: str) -> bool:
-        try:
+        with gone_is_fine():
             self.api.get(path)
-        except ApiError as error:
-            if error.code == 404:
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def agents(self) -> list[Json]:
         return self.ours(f"{names.FABRIC_LABEL}={NAME}")
@@ -212,7 +219,8 @@ class Fabric:
         """Deletes all pods; returns what is still left after a bounded wait."""
         for one in self.api.get(PODS)["items"]:
             if not one["metadata"].get("deletionTimestamp"):
-                self.remove(one)
+                with gone_is_fine():
+                    self.remove(one)
         end = time.monotonic() + BOUND_S
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.2)
