@@ -35,9 +35,9 @@ cluster: ## a control plane for hands-on use, until Ctrl-C (NODES=2: with real n
 	@$(BOOTSTRAP)
 	@$(RUN) -m $(if $(NODES),harness.node --nodes=$(NODES),harness.cluster)
 
-images: ## the container images, without a daemon (IMAGE=agent builds one)
+images: ## the container images, without a daemon (IMAGE=agent builds one, ARCH=arm64 for arm64)
 	@$(BOOTSTRAP)
-	@$(RUN) -m harness.images $(IMAGE)
+	@$(RUN) -m harness.images $(if $(ARCH),--architecture=$(ARCH)) $(IMAGE)
 
 gpu: ## tests and benches on this machine's GPU (PYTHON=python3: with the packages of that one)
 ifdef PYTHON

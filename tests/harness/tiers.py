@@ -24,11 +24,15 @@ NO_TESTS_COLLECTED = 5
 
 @dataclass(frozen=True)
 class Tier:
-    """One folder of `tests/`; `missing` says why this machine cannot run it, or None."""
+    """One folder of `tests/`; `missing` says why this machine cannot run it, or None.
+
+    `costly`: run only where it is named.
+    """
 
     name: str
     group: str  # tiers of one group share a control plane and run one after another
     missing: Callable[[], str | None] = lambda: None
+    costly: bool = False
 
 
 def no_root() -> str | None:
@@ -67,6 +71,7 @@ TIERS = (
     Tier("images", NODES, missing=no_root),
     Tier("node", NODES, missing=no_nodes),
     Tier("demo", NODES, missing=no_root),
+    Tier("arm64", NODES, missing=no_root, costly=True),
 )
 
 
@@ -74,11 +79,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make test", description=__doc__)
     parser.add_argument("tier", nargs="*", metavar="TIER")
     names = [tier.name for tier in TIERS]
-    wanted = set(parser.parse_args().tier) or set(names)
+    named = set(parser.parse_args().tier)
+    wanted = named or set(names)
     if unknown := wanted - set(names):
         parser.error(f"no tier {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = [tier for tier in TIERS if tier.name in wanted]
     left_out = {tier.name: reason for tier in chosen if (reason := tier.missing())}
+    if not named:
+        left_out |= {t.name: f"`make test TIER={t.name}`" for t in chosen if t.costly}
     runnable = [tier for tier in chosen if tier.name not in left_out]
     begun = time.monotonic()
     failed = run_all(runnable)

@@ -9,6 +9,7 @@ import pytest
 from harness import images
 from harness.images.container import Unpacked, unpacked
 from harness.images.store import Image
+from harness.process import Processes
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,9 @@ def built() -> dict[str, Image]:
 def roots(built: dict[str, Image]) -> Iterator[dict[str, Unpacked]]:
     with ExitStack() as stack:
         yield {target: stack.enter_context(unpacked(image)) for target, image in built.items()}
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes("epfabric-images-") as started:
+        yield started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ contexts: [{name: none, context: {cluster: none, user: none}}]
 current-context: none
 """
 AGENT_CAPABILITIES = ("CAP_IPC_LOCK",)  # all that the operator gives an agent for tcp
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes("epfabric-images-") as started:
-        yield started
 
 
 def finished(

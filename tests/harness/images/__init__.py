@@ -9,10 +9,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.images.store import ROOT, Image, build
+from harness.images import cross, store
+from harness.images.store import ROOT, Image
 
 TARGETS = ("operator", "agent", "csi", "client")
 REGISTRY = "localhost"
+BUILDERS = {"amd64": store.build, "arm64": cross.build}
 
 
 def version() -> str:
@@ -25,8 +27,9 @@ def reference(target: str) -> str:
     return f"{REGISTRY}/epfabric-{target}:{version()}"
 
 
-def images(targets: Sequence[str] = TARGETS) -> dict[str, Image]:
+def images(targets: Sequence[str] = TARGETS, architecture: str = "amd64") -> dict[str, Image]:
     """Builds what is not in the cache; raises HarnessError with the end of a build's output."""
+    build = BUILDERS[architecture]
     return {target: build(target, reference(target)) for target in targets}
 
 

@@ -6,18 +6,20 @@ import argparse
 import sys
 
 from harness.build import say
-from harness.images import TARGETS, images
+from harness.images import BUILDERS, TARGETS, images
 from harness.process import HarnessError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make images", description=__doc__)
     parser.add_argument("target", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
-    chosen = parser.parse_args().target or list(TARGETS)
+    parser.add_argument("--architecture", choices=list(BUILDERS), default="amd64")
+    options = parser.parse_args()
+    chosen = options.target or list(TARGETS)
     if unknown := set(chosen) - set(TARGETS):
         parser.error(f"no image {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     try:
-        built = images(chosen)
+        built = images(chosen, options.architecture)
     except HarnessError as error:
         say(str(error))
         return 1

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from harness.build import cache, locked, say
@@ -74,7 +75,12 @@ def build(target: str, reference: str) -> Image:
         with locked(cache() / "images" / "store.lock", "another build of images"):
             if not image.folder.is_dir():
                 make(image, names)
-    os.utime(image.folder)  # prune() keeps what was used last
+    return used(image)
+
+
+def used(image: Image) -> Image:
+    """Says so to prune(), which keeps what was used last."""
+    os.utime(image.folder)
     return image
 
 
@@ -97,7 +103,7 @@ def make(image: Image, names: list[str]) -> None:
             again = Path(folder, "again.tar")
             archive(buildah, image, imported(buildah, base), context, settings, again, "AGAIN=1")
             (result / "digest-again").write_text(manifest_digest(again) + "\n")
-        with mounted(buildah, image.reference) as root:
+        with mounted(buildah, image.reference) as (root, _):
             (result / "sbom.cdx.json").write_text(sbom.of(root, image.reference, digest))
         result.chmod(0o755)
         result.rename(image.folder)
@@ -125,11 +131,12 @@ def archive(
 
 
 @contextmanager
-def mounted(buildah: Buildah, name: str) -> Iterator[Path]:
-    """The root folder of an image of the store."""
+def mounted(buildah: Buildah, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """An image's root folder, and what buildah tells of it."""
     made = new_container(buildah, name)
     try:
-        yield Path(buildah("mount", made))
+        told = json.loads(buildah("inspect", "--type", "container", made))
+        yield Path(buildah("mount", made)), told
         buildah("umount", made)
     finally:
         buildah("rm", made)
@@ -170,8 +177,9 @@ def sweep(folder: Path) -> None:
 
 def prune(folder: Path) -> None:
     """Keeps the KEPT images of each target, and as many bases, that were used last."""
-    for target in (*content.FOLDERS, "base"):
-        found = sorted(folder.glob(f"{target}-*"), key=lambda p: p.stat().st_mtime, reverse=True)
+    kinds = (*content.FOLDERS, "base")
+    for kind in (*kinds, *(f"arm64-{kind}" for kind in kinds)):
+        found = sorted(folder.glob(f"{kind}-*"), key=lambda p: p.stat().st_mtime, reverse=True)
         for path in found[KEPT:]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

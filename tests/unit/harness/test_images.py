@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness.images import content, debian, host
+from harness.images import content, crossdebian, crosspython, debian, host
 from harness.process import HarnessError
 
 LISTED = """\
@@ -116,3 +116,37 @@ def test_stage_for_tools_takes_the_version_of_uv_that_the_setup_installs() -> No
         if line.startswith("UV_VERSION=")
     )
     assert f"ARG UV_VERSION={version}\n" in (root / "Dockerfile").read_text()
+
+
+def test_only_a_rebuild_of_one_architecture_counts_as_the_same_version() -> None:
+    assert not crossdebian.other("3.11-4+b1", "3.11-4")
+    assert not crossdebian.other("3.11-4+b1", "3.11-4+b2")
+    assert crossdebian.other("3.11-4", "3.11-5")
+    assert crossdebian.other("3.11-4+b1+deb13u1", "3.11-4")
+
+
+LOCKED = """\
+charset-normalizer==3.5.3 \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+numpy==2.5.5 ; python_version >= "3.12" \\
+    --hash=sha256:cc
+pyyaml==6.0.4 \\
+    --hash=sha256:dd
+"""
+
+
+@pytest.mark.parametrize(
+    ("info", "last"),
+    [("charset_normalizer-3.5.3", "bb"), ("numpy-2.5.5", "cc"), ("PyYAML-6.0.4", "dd")],
+)
+def test_a_wheel_for_arm64_is_pinned_by_the_locks_digests(info: str, last: str) -> None:
+    found = crosspython.pinned(LOCKED, Path(f"{info}.dist-info"))
+    assert found.count("==") == 1
+    assert found.endswith(f"--hash=sha256:{last}")
+
+
+def test_a_distribution_that_the_lock_has_not_is_refused() -> None:
+    for info in ("numpy-2.5.4", "num-2.5.5"):
+        with pytest.raises(HarnessError, match="lock has no num"):
+            crosspython.pinned(LOCKED, Path(f"{info}.dist-info"))
