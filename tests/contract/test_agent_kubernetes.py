@@ -122,11 +122,13 @@ def test_a_killed_agent_serves_its_pods_again_at_the_same_place(site: Site) -> N
 def test_a_group_ends_in_order_while_the_api_server_is_away(site: Site) -> None:
     """The ranks leave while it is stopped; the EPGroup is written when it is back."""
     server = api_server(site)
-    running = site.ranks("away", 2, "--hold-s=4")
+    running = site.ranks("away", 2, "--pause-s=60", "--iterations=1")
     ready = lambda: group_of(site, "away").get("status", {}).get("phase") == "Ready"  # noqa: E731
     try:
         site.stand.eventually(ready, "the group to be Ready", *site.agents.values())
         os.kill(server, signal.SIGSTOP)
+        for process in running:
+            process.signal(signal.SIGUSR1)
         for process in running:
             assert process.wait(RUN_S) == 0, process.tail()
     finally:

@@ -89,7 +89,9 @@ class Run:
     def _watch(self) -> None:
         while not self._end.wait(0.25):
             now = processes()
-            family = {self.process.pid} | {pid for pid, _ in self.descendants}
+            # Only those that are the same processes still: numbers are used again.
+            running = {(pid, stat.started) for pid, stat in now.items()}
+            family = {self.process.pid} | {pid for pid, _ in self.descendants & running}
             while found := {p for p, s in now.items() if s.parent in family and p not in family}:
                 family |= found
                 self.descendants |= {(pid, now[pid].started) for pid in found}

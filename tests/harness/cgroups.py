@@ -13,8 +13,8 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 GONE_S = 10.0
-# A group counts as one program beside those that are in none: one node's pods are many.
-WEIGHTS = {"cpu.shares": "32768", "cpu.weight": "3200"}
+# A group counts as a few programs beside those that are in none: one node's pods are many.
+WEIGHTS = {"cpu.shares": "4096", "cpu.weight": "400"}
 
 
 def hierarchies() -> list[Path]:

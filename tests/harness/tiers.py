@@ -7,11 +7,11 @@ on real nodes wait more than they compute: they run beside those on a control pl
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN, CONTROL, NODES = "plain", "on a control plane", "on real nodes"
 NO_TESTS_COLLECTED = 5
+GROUP_S = 5400.0  # of one group, which should never take that long
+TIDY_S = 90.0  # in which a group that is interrupted ends what it started
+LATER = ROOT / "build" / "tests-on-real-nodes.log"
 
 
 @dataclass(frozen=True)
@@ -125,34 +128,50 @@ def beside(shown: list[str], later: list[str]) -> list[list[str]]:
     """Runs both groups at once, prints what the second wrote after the first, gives the failed."""
     if not (shown and later):
         return [names for names in (shown, later) if names and pytest(names) != 0]
-    with tempfile.TemporaryFile() as output:
+    LATER.parent.mkdir(exist_ok=True)
+    with LATER.open("wb") as output:
         say(f"running {', '.join(later)} meanwhile (what they print comes at their end)")
         running = subprocess.Popen(command(later), cwd=ROOT, stdout=output, stderr=output)
         try:
             failed = [shown] if pytest(shown) != 0 else []
-            if running.wait() != 0:
+            if verdict(later, ended(running, GROUP_S)) != 0:
                 failed.append(later)
         finally:
-            if running.poll() is None:
-                running.terminate()
-                running.wait(30)
-            output.seek(0)
+            ended(running, TIDY_S)
             say(f"what {', '.join(later)} printed")
-            shutil.copyfileobj(output, sys.stdout.buffer)
+            print(LATER.read_text(errors="replace"), flush=True)
     return failed
 
 
+def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
+    """Its exit code. A Ctrl-C reaches it as well: it may tidy up before it is killed."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(bound_s)
+        process.terminate()
+        return process.wait(TIDY_S)
+    except BaseException:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TIDY_S)
+        process.kill()
+        process.wait()
+        raise
+
+
 def start_builds() -> list[subprocess.Popen[bytes]]:
-    """The Go programs, and beside them the images."""
+    """The Go programs, and beside them the images and what is built for arm64."""
     return [
         subprocess.Popen([sys.executable, "-m", *module], cwd=ROOT)
-        for module in (["harness.build", "all"], ["harness.images"])
+        for module in (["harness.build", "all"], ["harness.build", "images", "arm64"])
     ]
 
 
 def pytest(names: list[str]) -> int:
     say("running " + ", ".join(names))
-    code = subprocess.run(command(names), cwd=ROOT, check=False).returncode
+    return verdict(names, ended(subprocess.Popen(command(names), cwd=ROOT), GROUP_S))
+
+
+def verdict(names: list[str], code: int) -> int:
     if code == NO_TESTS_COLLECTED:
         say(f"no test was found in {', '.join(names)}: that is a failure")
     return code

@@ -9,7 +9,7 @@ import pytest
 from harness import images
 from harness.images.container import Unpacked, unpacked
 from harness.images.store import Image
-from harness.process import Processes
+from harness.process import Processes, private_mounts
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,7 @@ def built() -> dict[str, Image]:
 
 @pytest.fixture(scope="session")
 def roots(built: dict[str, Image]) -> Iterator[dict[str, Unpacked]]:
+    private_mounts()  # so that none outlives this process
     with ExitStack() as stack:
         yield {target: stack.enter_context(unpacked(image)) for target, image in built.items()}
 
