@@ -95,8 +95,8 @@ def main() -> int:
     failed = run_all(runnable)
     for name, reason in left_out.items():
         say(f"left out: {name} ({reason})")
-    verdict = f"failures among {'; '.join(failed)}: named above" if failed else "all passed"
-    say(f"{len(runnable)} of {len(TIERS)} tiers in {time.monotonic() - begun:.0f} s: {verdict}")
+    outcome = f"failures among {'; '.join(failed)}: named above" if failed else "all passed"
+    say(f"{len(runnable)} of {len(TIERS)} tiers in {time.monotonic() - begun:.0f} s: {outcome}")
     return 1 if failed else 0
 
 
