@@ -186,6 +186,11 @@ class LowLatency:
         if not 0 <= rank < self.shape.world:
             raise SessionError(f"rank {rank} is not one of {self.shape.world}")
         checked(driver.cuMemsetD32Async(self._masked + 8 * rank, int(masked), 1, stream))
+        if masked:
+            return
+        for kind in range(len(_AWAITED)):  # or what was found of the next call would mask it again
+            verdict = self.buffer.verdicts + 8 * (kind * self.shape.world + rank)
+            checked(driver.cuMemsetD8Async(verdict, 0, 8, stream))
 
     def read_mask(self, target: int, *, stream: int) -> None:
         """On the stream: copies to an array of int32 by rank, 1 where it is masked."""
@@ -203,6 +208,8 @@ class LowLatency:
         from cuda.bindings import driver
 
         checked(driver.cuMemsetD8Async(self._masked, 0, 8 * self.shape.world, stream))
+        verdicts = 8 * len(_AWAITED) * self.shape.world
+        checked(driver.cuMemsetD8Async(self.buffer.verdicts, 0, verdicts, stream))
 
     def close(self) -> None:
         """After the last kernel of this rank (idempotent). The window stays when the buffer has
