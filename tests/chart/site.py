@@ -26,6 +26,7 @@ class Site:
     kubelet: Kubelet
     port: int
     metrics_port: int
+    begun: int  # where the audit log was then
 
     def values(self, **more: Object) -> Object:
         """Pods share this machine's network: ports that nobody has."""
@@ -112,4 +113,5 @@ class Site:
 
 
 def made_site(admin: As, kubelet: Kubelet) -> Site:
-    return Site(admin, kubelet, *free_ports(2))
+    health, metrics = free_ports(2)
+    return Site(admin, kubelet, health, metrics, admin.cluster.audit.end())

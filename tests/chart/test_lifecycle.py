@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chart import variants
 from chart.conftest import RELEASE, wait_for_accounts
 from chart.objects import NODES, SYSTEM, As, Object, Refused, namespace
 from chart.site import FABRIC, NODE_LABEL, TEAM, Site, made_site
@@ -19,6 +20,7 @@ from harness.cluster import Cluster
 from harness.kubelet.kubelet import Kubelet
 from harness.nodes import Nodes
 from harness.process import HarnessError, wait_until
+from harness.rights import granted, refused, unused
 
 pytestmark = pytest.mark.timeout(900)  # each action may take its bound
 GONE_S = 60.0
@@ -190,7 +192,7 @@ def left(admin: As, before: set[str]) -> set[str]:
 
 
 def test_without_an_operator_it_leaves_nothing_at_all(empty: Site) -> None:
-    """A crash left a label, a finalizer of ours and a binding; nobody is there to take them."""
+    """Labels, finalizers of ours, a group, and what has no owner any more; nobody takes them."""
     admin = empty.admin
     before = inventory(admin)
     empty.install()
@@ -198,8 +200,17 @@ def test_without_an_operator_it_leaves_nothing_at_all(empty: Site) -> None:
     empty.make_fabric()
     empty.upgrade(operator={"replicas": 0}, crds={"keep": False})
     admin.run("wait", "pods", "-n", SYSTEM, "--all", "--for=delete", f"--timeout={GONE_S:.0f}s")
-    held: Object = {"metadata": {"finalizers": ["epfabric.io/cleanup"]}}
-    admin.patch("epfabric", FABRIC, held)
+    admin.run("delete", "epfabric", FABRIC, "--cascade=orphan", "--timeout=60s")
+    held: Object = {"finalizers": ["epfabric.io/cleanup"]}
+    admin.patch("epfabricnode", "chart-life-0", {"metadata": held})
+    ours, leases = "epfabric.io/v1alpha1", "coordination.k8s.io/v1"
+    for version, kind, metadata, spec in (
+        (ours, "EPFabric", held, {"nodeSelector": {"no": "node"}, "namespaceSelector": {}}),
+        (ours, "EPGroup", {"namespace": TEAM, **held}, {"fabric": FABRIC, "worldSize": 2}),
+        (leases, "Lease", {"namespace": NODES}, {"holderIdentity": "nobody"}),
+    ):
+        named = {"name": "epfabric-agent-gone", **metadata}
+        admin.create({"apiVersion": version, "kind": kind, "metadata": named, "spec": spec})
     admin.patch("node", "chart-life-0", {"metadata": {"labels": {"epfabric.io/pool": "p"}}})
     empty.uninstall()
     assert empty.names("nodes", "-l", "epfabric.io/fabric") == []
@@ -254,3 +265,21 @@ def test_the_account_of_the_check_can_create_no_pod(empty: Site) -> None:
         admin.run(*run, "--dry-run=server")
     finally:
         admin.run("delete", "clusterrolebinding", "chart-life")
+
+
+def test_hooks_check_and_driver_use_all_their_rights_and_nobody_lacks_one(
+    request: pytest.FixtureRequest, site: Site
+) -> None:
+    """By all that the tests above made happen; the others' are in contract/test_used_rights.py."""
+    of_this_file = {item.name for item in request.session.items if item.path == request.path}
+    if missing := set(TESTS) - of_this_file:
+        pytest.skip(f"looks at what the whole file did; not chosen: {', '.join(sorted(missing))}")
+    (files,) = variants.render({"uninstall": {"force": True}, "crds": {"keep": False}})
+    rights = granted(variants.objects(files))
+    uses = site.admin.cluster.audit.uses(site.begun)
+    assert refused(rights, uses) == set()
+    busy = (f"{SYSTEM}:epfabric-operator", f"{NODES}:epfabric-agent")
+    assert unused([r for r in rights if r.account not in busy], uses, {}) == (set(), set())
+
+
+TESTS = [name for name in globals() if name.startswith("test_")]

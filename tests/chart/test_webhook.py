@@ -24,6 +24,7 @@ from epfabric_operator.serving import issue, pem_of
 from harness import helm
 from harness.kubelet.api import Api, ApiError
 from harness.process import Process, Processes
+from harness.rights import granted, refused, unused
 
 OPERATOR = Path(sys.executable).with_name("epfabric-operator")
 RANDOM_PODS = 24
@@ -195,6 +196,12 @@ def test_the_webhook_makes_what_the_policy_makes(
     assert not installed.run("get", "mutatingadmissionpolicybindings", "-o", "name").strip()
     for made, by in zip(pods, expected, strict=True):
         assert stored(api, made) == by, json.dumps(made)
+
+    rights = granted(o for o in yaml.safe_load_all(helm.template(MODE, SYSTEM)) if o)
+    rights = [right for right in rights if right.account == f"{SYSTEM}:epfabric-webhook"]
+    uses = installed.cluster.audit.uses()
+    assert rights
+    assert (unused(rights, uses, {}), refused(rights, uses)) == ((set(), set()), set())
 
 
 def test_a_webhook_that_is_down_is_felt_by_annotated_pods_alone(

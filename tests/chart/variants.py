@@ -63,12 +63,16 @@ VARIANTS: dict[str, Object] = {
 
 def render_all() -> dict[str, dict[str, str]]:
     """By variant and template, manifests only."""
-    values = [{"injection": {"policyVersion": "v1"}, **more} for more in VARIANTS.values()]
-    answers = helm.rendered(values, SYSTEM)
-    return {
-        name: {path: text for path, text in one.items() if path.endswith(".yaml") and text.strip()}
-        for name, one in zip(VARIANTS, answers, strict=True)
-    }
+    return dict(zip(VARIANTS, render(*VARIANTS.values()), strict=True))
+
+
+def render(*variants: Object) -> list[dict[str, str]]:
+    """Each one's manifests by template."""
+    values = [{"injection": {"policyVersion": "v1"}, **more} for more in variants]
+    return [
+        {path: text for path, text in one.items() if path.endswith(".yaml") and text.strip()}
+        for one in helm.rendered(values, SYSTEM)
+    ]
 
 
 def objects(files: dict[str, str]) -> list[Object]:

@@ -52,10 +52,11 @@ def test_a_fabric_has_no_finalizer(stand: Stand) -> None:
 
 
 def test_delete_cleans_up(stand: Stand) -> None:
+    """By the operator alone, where Kubernetes is told to leave what is owned."""
     name = f"{stand.prefix}-del1"
     with stand.operator() as operator:
         node = made(stand, name, operator)
-        stand.cluster.kubectl("delete", "epf", name, "--timeout=30s")
+        stand.cluster.kubectl("delete", "epf", name, "--cascade=orphan", "--timeout=30s")
         stand.eventually(lambda: left(stand, name, node) == [], "nothing left", operator)
 
 

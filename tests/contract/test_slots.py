@@ -101,7 +101,7 @@ class Node:
         wait_until(check, WAIT_S, what, self.driver)
 
 
-def rights(stand: Stand, node: str) -> list[dict[str, Any]]:
+def rights(node: str) -> list[dict[str, Any]]:
     """The chart's objects for the driver, under names that no installed chart has."""
     values = {"injection": {"policyVersion": "v1"}, "slots": {"mode": "dra"}}
     text = helm.template(values, names.NAMESPACE)
@@ -162,7 +162,7 @@ def node(
     Recorded("mlx5", folder / "root")
     stand.node(name, name)
     stand.cluster.kubectl("create", "serviceaccount", ACCOUNT, "-n", NODES_NAMESPACE)
-    objects = [*rights(stand, name), *gpus(name)]
+    objects = [*rights(name), *gpus(name)]
     stand.cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     # One rail; a proxy for each session, so that a machine of two CPUs has two slots.
     selector = {"names": [RAIL_NIC]}

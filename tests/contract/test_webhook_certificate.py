@@ -6,6 +6,7 @@ import base64
 import datetime
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -17,28 +18,33 @@ from epfabric_crds import names
 from epfabric_operator.serving import issue, pem_of
 from harness import helm
 from harness.process import Process
+from harness.rights import granted, unused
 
 KINDS = {"MutatingWebhookConfiguration", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 NAMES = {"epfabric-inject", "epfabric-webhook-certificate"}
 HOST = f"{names.WEBHOOK}.{NAMESPACE}.svc"
 
 
-@pytest.fixture
-def signing(stand: Stand) -> Iterator[Process]:
-    """An operator with the chart's rights for it, and the chart's configuration of the webhook."""
+def objects() -> list[dict[str, Any]]:
+    """The chart's configuration of the webhook, and the operator's rights for it."""
     text = helm.template({"injection": {"mode": "webhook"}}, names.NAMESPACE)
     for ours, here in ((names.NAMESPACE, NAMESPACE), (names.NODES_NAMESPACE, NODES_NAMESPACE)):
         text = text.replace(f"namespace: {ours}", f"namespace: {here}")
-    objects = yaml.safe_dump_all(
+    return [
         one
         for one in yaml.safe_load_all(text)
         if one and one["kind"] in KINDS and one["metadata"]["name"] in NAMES
-    )
-    stand.cluster.kubectl("apply", "-f", "-", stdin=objects)
+    ]
+
+
+@pytest.fixture
+def signing(stand: Stand) -> Iterator[Process]:
+    made = yaml.safe_dump_all(objects())
+    stand.cluster.kubectl("apply", "-f", "-", stdin=made)
     process = stand.launch_operator("signing", "--injection=webhook", "--signs-webhook")
     yield process
     process.stop()
-    stand.cluster.kubectl("delete", "-f", "-", stdin=objects)
+    stand.cluster.kubectl("delete", "-f", "-", stdin=made)
     stand.cluster.kubectl("delete", "secret", names.WEBHOOK, "-n", NAMESPACE)
 
 
@@ -95,3 +101,7 @@ def test_the_webhooks_certificate_is_made_renewed_and_vouched_for(
         json.dumps([{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]),
     )
     stand.eventually(good, "the bundle to come again", signing)
+
+    rights, uses = granted(objects()), stand.cluster.audit.uses()
+    assert {right.account for right in rights} == {f"{NAMESPACE}:{names.OPERATOR_ACCOUNT}"}
+    assert unused(rights, uses, {}) == (set(), set())

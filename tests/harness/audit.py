@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epfabric_crds.names import NAMESPACE, NODES_NAMESPACE
-
 READS = ["get", "list", "watch"]
-OURS = [f"system:serviceaccounts:{name}" for name in (NAMESPACE, NODES_NAMESPACE)]
 POLICY: dict[str, Any] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
     "omitManagedFields": True,
     "rules": [
-        # Reads of our own accounts, for what they use of their rights; a watch when it begins.
-        {"level": "Metadata", "verbs": READS, "userGroups": OURS},
-        {"level": "None", "verbs": READS},
         {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
         {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
     ],
@@ -43,15 +37,20 @@ class Write:
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """A right that an account used: the API server let it."""
+    """A right that an account asked for, by a request."""
 
-    user: str
+    account: str  # namespace:name
     group: str  # of the API; empty is the core
     resource: str
     verb: str
     namespace: str
     name: str
-    made: bool  # an apply that makes its object is asked for the right to create, too
+    made: bool  # an apply that makes its object needs the right to create, too
+    allowed: bool
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        return (self.verb, "create") if self.made else (self.verb,)
 
 
 class Audit:
@@ -68,9 +67,13 @@ class Audit:
         """In the order in which they were received."""
         return sorted(parse(e) for e in self._events(since) if e["verb"] not in READS)
 
-    def uses(self) -> set[Use]:
-        """What was asked and allowed so far, reads only of our own accounts."""
-        return {used(event) for event in self._events(0) if allowed(event)}
+    def uses(self, since: int = 0) -> set[Use]:
+        """What programs with service accounts asked for, reads among it; not what tests ask."""
+        return {
+            used(event)
+            for event in self._events(since)
+            if "objectRef" in event and not event.get("userAgent", "").startswith("kubectl/")
+        }
 
     def _events(self, since: int) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as file:
@@ -80,23 +83,20 @@ class Audit:
                     yield json.loads(line)
 
 
-def allowed(event: dict[str, Any]) -> bool:
-    return "objectRef" in event and (event.get("responseStatus") or {}).get("code") not in (
-        401,
-        403,
-    )
-
-
 def used(event: dict[str, Any]) -> Use:
-    about = event["objectRef"]
+    about, answer = event["objectRef"], event.get("responseStatus", {})
+    decision = event.get("annotations", {}).get("authorization.k8s.io/decision")
+    # An apply that may not create is refused after the decision on the patch.
+    unmade = answer.get("code") == 403 and " cannot create " in answer.get("message", "")
     return Use(
-        user=event["user"]["username"],
+        account=event["user"]["username"].removeprefix("system:serviceaccount:"),
         group=about.get("apiGroup", ""),
         resource=_resource(about),
-        verb=event["verb"],
+        verb="create" if unmade else event["verb"],
         namespace=about.get("namespace", ""),
         name=about.get("name", ""),
-        made=event["verb"] == "patch" and event.get("responseStatus", {}).get("code") == 201,
+        made=event["verb"] == "patch" and answer.get("code") == 201,
+        allowed=decision == "allow" and not unmade,
     )
 
 
