@@ -8,6 +8,7 @@ from epfabric_crds import names, to_dict
 from epfabric_crds.group import BarrierStatistics, Coordinator, EPGroupStatus, GroupNode
 
 from epfabric_agent.csi.records import Owner
+from epfabric_agent.groups.ranges import parse_ranges
 from epfabric_agent.groups.state import GroupState
 from epfabric_agent.kube.api import Object
 from epfabric_agent.peers.client import Agent
@@ -42,7 +43,8 @@ class Report:
 def main_part(report: Report, fabric: str) -> Object:
     """Metadata and spec."""
     pod, owner = report.pod, report.pod.owner
-    if owner is None and pod.uid:  # without a controller the group goes with rank 0's pod
+    # Without a controller the group goes with rank 0's pod, unless it goes on without that rank.
+    if owner is None and pod.uid and 0 not in parse_ranges(report.state.masked):
         owner = Owner("v1", "Pod", pod.name, pod.uid)
     metadata: Object = {
         "name": pod.group,

@@ -53,7 +53,7 @@ class GroupReporter:
         self._statistics = statistics
         self._reports: dict[str, Report] = {}
         self._dirty: set[str] = set()
-        self._worlds: dict[str, int] = {}
+        self._mains: dict[str, Object] = {}  # as last written
         self._forming: dict[str, tuple[int, float]] = {}  # epoch told of while it formed, and when
         self._wake = asyncio.Event()
         self._one = threading.Lock()
@@ -148,7 +148,7 @@ class GroupReporter:
             self._dirty.add(group)  # it may fail yet: close() writes it once more
             raise
         except ApiError as error:
-            self._worlds.pop(group, None)  # it may be gone: then it is made anew
+            self._mains.pop(group, None)  # it may be gone: then it is made anew
             _log.warning("group %s was not written: %s", group, error)
             return False
         loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ class GroupReporter:
         known = self._reports.get(group)
         if known is not None and known.ended and known.state.epoch == epoch:
             del self._reports[group]
-            self._worlds.pop(group, None)
+            self._mains.pop(group, None)
             self._dirty.discard(group)
 
     def _apply_alone(self, group: str, report: Report) -> None:
@@ -175,7 +175,7 @@ class GroupReporter:
         path = paths.group(report.pod.namespace, report.pod.group)
         main = main_part(report, self._fabric)
         status = status_part(report, self._own())
-        if self._worlds.get(group) != report.state.world_size:
+        if self._mains.get(group) != main:
             try:
                 self._api.apply(path, main, names.AGENT_MANAGER)
             except ApiError as error:
@@ -184,7 +184,7 @@ class GroupReporter:
                 # It is another's, who is lost: a greater epoch makes it ours.
                 self._take(path + "/status", status, error)
                 self._api.apply(path, main, names.AGENT_MANAGER)
-            self._worlds[group] = report.state.world_size
+            self._mains[group] = main
         self._api.apply(path + "/status", status, names.AGENT_MANAGER)
 
     def _take(self, path: str, status: Object, refused: ApiError) -> None:

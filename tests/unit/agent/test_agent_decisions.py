@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,10 @@ def test_an_epgroup_fits_its_schema_and_leads_others_to_the_coordinator() -> Non
     assert problems("EPGroup", whole) == []
     (owner,) = main_part(report, "moe")["metadata"]["ownerReferences"]
     assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "p-0", "uid": "u"}
+    without = Report(pod, replace(state, masked="0,2"))
+    assert "ownerReferences" not in main_part(without, "moe")["metadata"]
+    without = Report(pod, replace(state, masked="1-2"))
+    assert main_part(without, "moe")["metadata"]["ownerReferences"] == [owner]
     assert coordinator_of(whole, "b") == Agent("a", "192.0.2.1:7")
     assert coordinator_of(whole, "a") is None
     assert coordinator_of(None, "b") is None
