@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from epfabric_operator.daemonset import daemonsets
+from epfabric_operator.daemonset import STOP_WITH_NICS_S, daemonsets
 from unit.operator.builders import fabric
 
 
@@ -20,6 +20,6 @@ def test_only_agents_that_configure_nics_may(mode: str) -> None:
     sees = {m["mountPath"] for m in container["volumeMounts"]} & {"/sys"}
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v} & {"/sys"}
     args = [int(a.partition("=")[2]) for a in container["args"] if a.startswith("--stop-s=")]
-    assert args == ([100] if mode == "Configure" else [])
+    assert args == ([STOP_WITH_NICS_S] if mode == "Configure" else [])
     assert pod["terminationGracePeriodSeconds"] == (args[0] if args else 20) + 10
     assert (may, bool(sees), bool(paths)) == ((mode == "Configure"),) * 3
