@@ -32,6 +32,7 @@ STARTS = """
 import os, runpy, sys, {native}
 print(os.uname().machine, os.sysconf("SC_PAGE_SIZE"), flush=True)
 sys.argv = [{program!r}, "--help"]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
