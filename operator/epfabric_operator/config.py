@@ -122,7 +122,8 @@ def _add_times(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None:
         "--certificate-seconds",
         type=_life,
         default=env.get("EPFABRIC_CERTIFICATE_SECONDS", str(names.CERTIFICATE_SECONDS)),
-        help="how long agents' certificates live, 8 to 86400; agents renew them at half of it"
+        help="how long agents' certificates live, 8 to 86400; agents renew them at half of it;"
+        " lower it only while the authority is not being replaced"
         " (env EPFABRIC_CERTIFICATE_SECONDS, default 86400)",
     )
 

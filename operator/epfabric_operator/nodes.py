@@ -48,8 +48,11 @@ class NodeCache:
         meta = parse(item)
         with self._lock:
             before = self._nodes.get(meta.name)
-            if before and newer(meta.version, before.version):
+            known = before is not None and newer(meta.version, before.version)
+            if known:
                 self._nodes[meta.name] = meta
+        if known and before != meta:
+            self._changed()  # its event will say nothing new, and another fabric may wait for it
 
     def _take(self, kind: str, item: Object) -> None:
         meta = parse(item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -117,7 +117,10 @@ class Reconciler:
         for first in range(0, len(items), BATCH):
             if self._unreachable:
                 raise Unfinished(f"{len(items) - first} writes wait for the API server")
-            list(self._writers.map(act, items[first : first + BATCH]))
+            batch = [self._writers.submit(act, item) for item in items[first : first + BATCH]]
+            wait(batch)  # nothing is under way when one of them raises
+            for done in batch:
+                done.result()
 
     def _relabel(self, name: str, change: Relabel) -> None:
         log.info("fabric %s: node %s labels %s", name, change.node.name, dict(change.labels))

@@ -108,6 +108,7 @@ OF_NOBODY = "no finalizers, no annotations, and no label but epfabric.io/fabric"
         ({"annotations": {"note": "x"}}, OF_NOBODY),
         ({"annotations": {"kept": "x"}}, OF_NOBODY),
         ({"labels": {"team": "x"}}, OF_NOBODY),
+        ({"labels": {"empty": ""}}, OF_NOBODY),
         ({"labels": {"kept": "x"}}, OF_NOBODY),
         ({"labels": {"epfabric.io/fabric": "chart-mo"}}, OF_NOBODY),
         ({"ownerReferences": [OWNER, {**OWNER, "uid": "3-4"}]}, "one owner"),

@@ -271,7 +271,11 @@ def test_hooks_check_and_driver_use_all_their_rights_and_nobody_lacks_one(
     request: pytest.FixtureRequest, site: Site
 ) -> None:
     """By all that the tests above made happen; the others' are in contract/test_used_rights.py."""
-    of_this_file = {item.name for item in request.session.items if item.path == request.path}
+    of_this_file = {
+        getattr(item, "originalname", item.name)
+        for item in request.session.items
+        if item.path == request.path
+    }
     if missing := set(TESTS) - of_this_file:
         pytest.skip(f"looks at what the whole file did; not chosen: {', '.join(sorted(missing))}")
     (files,) = variants.render({"uninstall": {"force": True}, "crds": {"keep": False}})

@@ -19,8 +19,8 @@ from typing import Any
 
 from epfabric_crds import names
 from harness.cluster import Cluster
-from harness.kubelet.api import Api, ApiError
-from harness.process import HarnessError, Process, wait_until
+from harness.kubelet.api import MERGE, Api, ApiError
+from harness.process import Process, wait_until
 
 OPERATOR = Path(sys.executable).with_name("epfabric-operator")
 NAMESPACE = "epfabric-contract"  # for the operator
@@ -219,24 +219,23 @@ class Stand:
         self._lease(names.agent_lease(node), NODES_NAMESPACE, node, "2026-01-01T00:00:00.000000Z")
 
     def _lease(self, name: str, namespace: str, holder: str, renewed: str) -> None:
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 40, "renewTime": renewed},
-        }
-        self.cluster.kubectl(
-            *("apply", "--server-side", "--force-conflicts", "--field-manager=contract", "-f", "-"),
-            stdin=json.dumps(lease),
-        )
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 40, "renewTime": renewed}
+        try:
+            self.api.patch(f"{path}/{name}", {"spec": spec}, MERGE)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            self.api.post(path, {**lease, "metadata": {"name": name}, "spec": spec})
 
     def _heartbeat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
             for node in sorted(self._nodes):
-                with contextlib.suppress(HarnessError):
+                with contextlib.suppress(ApiError):
                     self._lease(node, "kube-node-lease", node, stamp())
             for node in sorted(self._agents):
-                with contextlib.suppress(HarnessError):
+                with contextlib.suppress(ApiError):
                     self._lease(names.agent_lease(node), NODES_NAMESPACE, node, stamp())
 
     # --- tokens and certificate requests

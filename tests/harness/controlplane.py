@@ -166,6 +166,7 @@ class ControlPlane:
                 f"--kubelet-client-key={self.folder / 'kubelet-client.key'}",
                 f"--audit-policy-file={self.folder / 'audit.yaml'}",
                 f"--audit-log-path={self.audit.path}",
+                "--audit-log-maxsize=4096",  # MB: or it begins anew, and what was used is lost
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged=true",

@@ -22,6 +22,7 @@ PLAIN, CONTROL, NODES = "plain", "on a control plane", "on real nodes"
 NO_TESTS_COLLECTED = 5
 GROUP_S = 5400.0  # of one group, which should never take that long
 TIDY_S = 90.0  # in which a group that is interrupted ends what it started
+BUILDS = (("harness.build", "all"), ("harness.images",))  # Go programs; beside them the images
 LATER = ROOT / "build" / "tests-on-real-nodes.log"
 
 
@@ -105,7 +106,9 @@ def run_all(tiers: list[Tier]) -> list[str]:
     plain, control, nodes = (
         [tier.name for tier in tiers if tier.group == group] for group in (PLAIN, CONTROL, NODES)
     )
-    builds = start_builds() if control or nodes else []
+    builds = [start(*what) for what in BUILDS] if control or nodes else []
+    # Only its own tests need it, which then build it themselves.
+    besides = [start("harness.build", "arm64")] if "images" in nodes else []
     failed = []
     try:
         if plain and pytest(plain) != 0:
@@ -117,7 +120,7 @@ def run_all(tiers: list[Tier]) -> list[str]:
                 return list(map(", ".join, [*failed, control + nodes]))
         failed += beside(control, nodes)
     finally:
-        for build in builds:
+        for build in builds + besides:
             if build.poll() is None:
                 build.terminate()
                 build.wait(30)
@@ -149,7 +152,10 @@ def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(bound_s)
         process.terminate()
-        return process.wait(TIDY_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(TIDY_S)
+        process.kill()
+        return process.wait()
     except BaseException:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(TIDY_S)
@@ -158,12 +164,8 @@ def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
         raise
 
 
-def start_builds() -> list[subprocess.Popen[bytes]]:
-    """The Go programs, and beside them the images and what is built for arm64."""
-    return [
-        subprocess.Popen([sys.executable, "-m", *module], cwd=ROOT)
-        for module in (["harness.build", "all"], ["harness.build", "images", "arm64"])
-    ]
+def start(*module: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", *module], cwd=ROOT)
 
 
 def pytest(names: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 def kill(pids: list[int]) -> None:
     assert pids
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def await_restart(fabric: Fabric, one: Json) -> None:
@@ -37,7 +39,7 @@ def test_pods_go_when_agent_and_driver_were_killed(fabric: Fabric) -> None:
     pids = node.pids(pair[0]["metadata"]["uid"])
     kill([pid for one in (driver, agent) for pid in node.pids(one["metadata"]["uid"])])
     fabric.remove(pair[0])
-    eventually(lambda: fabric.joined(beside) == 2, "the pod beside it joins again")
+    eventually(lambda: fabric.joined(beside) >= 2, "the pod beside it joins again")
     fabric.await_rounds(beside)
     fabric.await_nothing_of(pair[0], node, pids)
     again = fabric.create("again", node, group="killed", rank=0, world=2)

@@ -37,8 +37,9 @@ def test_pods_of_a_node_that_was_rebooted_exchange_again(fabric: Fabric) -> None
     fabric.await_rounds(removed)
     path = f"/api/v1/nodes/{node.name}"
     boot = fabric.api.get(path)["status"]["nodeInfo"]["bootID"]
-    assert boots_seen(fabric, node) == {boot}
-    assert boots_recorded(node) == {"boot-1": boot, "removed": boot}
+    eventually(lambda: boots_seen(fabric, node) == {boot}, "all see its boot")
+    wanted = {"boot-1": boot, "removed": boot}
+    eventually(lambda: boots_recorded(node) == wanted, "both volumes are recorded")
     before = fabric.status_of(pair[1])
     node.power_off()
     fabric.remove(removed, grace_s=0)
@@ -60,7 +61,7 @@ def test_pods_of_a_node_that_was_rebooted_exchange_again(fabric: Fabric) -> None
     assert fabric.read(pair[1])["metadata"]["uid"] == pair[1]["metadata"]["uid"]
     assert fabric.status_of(pair[0])["restartCount"] == 0
     boot = fabric.api.get(path)["status"]["nodeInfo"]["bootID"]
-    assert boots_seen(fabric, node) == {boot}
-    assert boots_recorded(node) == {"boot-1": boot}
+    eventually(lambda: boots_seen(fabric, node) == {boot}, "all see its new boot")
+    eventually(lambda: boots_recorded(node) == {"boot-1": boot}, "old records are dropped")
     assert not fabric.exists(f"{PODS}/removed")
     fabric.await_nothing_of(removed, node, [])

@@ -18,6 +18,7 @@ from harness.images.buildah import output
 from harness.process import HarnessError
 
 ARCHITECTURE = "arm64"
+COPY_S = 600.0
 DATABASE = Path("var/lib/dpkg")
 ARCHIVES = Path("var/cache/apt/archives")
 # What depends on the machine though no package owns it, and our own part, which comes later.
@@ -144,7 +145,9 @@ def copy(source: Path, names: list[str], target: Path) -> None:
     assert packed.stdin is not None
     packed.stdin.write(listed.encode())
     packed.stdin.close()
-    if packed.wait() or unpacked.wait():
+    assert packed.stdout is not None
+    packed.stdout.close()  # so that the one ends when the other does
+    if packed.wait(COPY_S) or unpacked.wait(COPY_S):
         raise HarnessError(f"copying {len(names)} paths from {source} failed")
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tarfile
 import tempfile
 import time
@@ -21,7 +22,7 @@ from uuid import uuid4
 
 from harness.build import cache, locked, say
 from harness.images import content, debian, host, sbom
-from harness.images.buildah import Buildah, output
+from harness.images.buildah import Buildah
 from harness.process import HarnessError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,6 +32,7 @@ PREPARE = ROOT / "images" / "prepare.py"
 TWICE = ("csi", "client")
 # Layers of earlier builds stay, so that a change of one part builds that part; past this all go.
 MAX_STORE_BYTES = 16 << 30
+DU_S = 120.0
 KEPT = 6  # images of a target
 BUILD_BYTES = 4 << 30
 
@@ -199,9 +201,12 @@ def drop_abandoned(buildah: Buildah) -> None:
 
 def size(folder: Path) -> int:
     """Bytes on disk below `folder`."""
-    return int(
-        output(["du", "--summarize", "--one-file-system", "--block-size=1", str(folder)]).split()[0]
-    )
+    du = ["du", "--summarize", "--one-file-system", "--block-size=1", str(folder)]
+    # It fails, and counts the rest, where another build has just removed something.
+    done = subprocess.run(du, capture_output=True, text=True, timeout=DU_S, check=False)
+    if not done.stdout:
+        raise HarnessError(f"{' '.join(du)} failed: {done.stderr}")
+    return int(done.stdout.split()[0])
 
 
 def manifest_digest(path: Path) -> str:

@@ -92,7 +92,7 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
             "CPUConstrained",
             "True",
             "too-few-cpus",
-            "proxies share CPUs: every write waits for both",
+            "fewer proxies than wanted: each serves more rings",
         ),
         ("ProxiesLocal", "False", "remote-proxies", "each command crosses between NUMA nodes"),
     ):
