@@ -1,7 +1,8 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
 Tiers without a cluster run first, while the programs that the others need are being built. Those
-on real nodes wait more than they compute: they run beside those on a control plane alone.
+on real nodes wait more than they compute: they, and telemetry after them, run beside those on a
+control plane alone.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ TIERS = (
     Tier("cluster", CONTROL, missing=no_root),
     Tier("contract", CONTROL, missing=no_root),
     Tier("chart", CONTROL, missing=no_root),
-    Tier("telemetry", CONTROL, missing=no_root),
     Tier("images", NODES, missing=no_root),
     Tier("node", NODES, missing=no_nodes),
     Tier("demo", NODES, missing=no_root),
+    Tier("telemetry", NODES, missing=no_root),
     Tier("arm64", NODES, missing=no_root, costly=True),
 )
 
