@@ -41,7 +41,7 @@ M="$B mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000"
 $B mount -t tmpfs t /u; $B mkdir /u/up /u/wk
 $M,cache=loose,ro root /r; $B mount -t overlay -o lowerdir=/r,upperdir=/u/up,workdir=/u/wk o /n
 for d in proc sys dev; do $B mount --rbind /$d /n/$d; done
-for d in run tmp; do $B mount -t tmpfs t /n/$d; done
+$B mount -t tmpfs t /n/run
 $B mkdir /n/run/vm; $M,cache=none share /n/run/vm
 $B chroot /n /bin/bash /run/vm/command > /n/run/vm/output 2>&1 < /dev/null
 echo $? > /n/run/vm/code; $B sync; echo o > /proc/sysrq-trigger; $B sleep 60
