@@ -35,7 +35,7 @@ class Tier:
     """
 
     name: str
-    group: str  # tiers of one group share a control plane and run one after another
+    group: str  # tiers of one group run one after another, in one session of tests
     missing: Callable[[], str | None] = lambda: None
     costly: bool = False
 
