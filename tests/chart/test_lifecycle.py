@@ -216,6 +216,7 @@ def test_without_an_operator_it_leaves_nothing_at_all(empty: Site) -> None:
     assert empty.names("nodes", "-l", "epfabric.io/fabric") == []
     assert empty.names("nodes", "-l", "epfabric.io/pool") == []
     assert empty.names("crd", *CRDS) == []
+    assert empty.names("namespace", NODES) == [], "gone, not going: the next one needs the name"
     assert len(empty.names("nodes", "-l", f"{NODE_LABEL}=true")) == 2
 
     await_equal(lambda: inventory(admin) - before - KEPT, set())

@@ -15,7 +15,7 @@ from epfabric_crds import names
 
 from epfabric_operator import paths
 from epfabric_operator.chores import definitions
-from epfabric_operator.chores.outcome import SHOWN, Refused, Unfinished, shown
+from epfabric_operator.chores.outcome import SHOWN, Refused, Unfinished, shown, wait
 from epfabric_operator.chores.remains import Leftover, authority, of_fabrics, of_operator
 from epfabric_operator.kube import Kube, Object
 
@@ -111,7 +111,14 @@ def finish(kube: Kube, leave: Leave) -> None:
     if leave.definitions:
         definitions.delete(kube, max(5.0, end - time.monotonic()))
     if leave.own_namespace:
-        kube.delete(f"/api/v1/namespaces/{leave.nodes_namespace}")
+        _delete_namespace(kube, leave.nodes_namespace, max(5.0, end - time.monotonic()))
+
+
+def _delete_namespace(kube: Kube, name: str, timeout_s: float) -> None:
+    """Until it is gone: an installation that follows would lose what it makes in it."""
+    path = f"/api/v1/namespaces/{name}"
+    kube.delete(path)
+    wait(lambda: [name] if kube.get(path) is not None else [], timeout_s, "namespaces to be gone")
 
 
 def _await_pods(kube: Kube, leave: Leave) -> None:
