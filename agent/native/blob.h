@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "fabric.h"
+#include "endpoint.h"
 
 namespace epfabric::agent {
 

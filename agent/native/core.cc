@@ -58,7 +58,8 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   check_settings(settings);
   if (!settings.provider.empty()) {
     fabric_.emplace(settings.provider, settings.address);
-    const Endpoint trial(*fabric_);  // a wrong address is an error now, not at the first session
+    const FabricEndpoint trial(
+        *fabric_);  // a wrong address is an error now, not at the first session
   }
   proxy_settings_.drain_batch = settings.drain_batch;
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;

@@ -74,7 +74,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address) : addres
   });
 }
 
-Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
+FabricEndpoint::FabricEndpoint(const Fabric& fabric) : fabric_(fabric.get()) {
   fi_info* info = const_cast<fi_info*>(&fabric.info());
   max_bytes_ = info->ep_attr->max_msg_size;
   gathers_ = info->tx_attr->iov_limit >= kMaxPieces && info->tx_attr->rma_iov_limit >= kMaxPieces;
@@ -111,13 +111,13 @@ Endpoint::Endpoint(const Fabric& fabric) : fabric_(fabric.get()) {
   check(::fi_enable(endpoint_.get()), "enabling an endpoint" + where);
 }
 
-int Endpoint::wait_fd() {
+int FabricEndpoint::wait_fd() {
   fid* waited = &completions_->fid;
   if (wait_fd_ < 0) return kNoWaitFd;
   return ::fi_trywait(fabric_, &waited, 1) == 0 ? wait_fd_ : kPollFirst;
 }
 
-LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {
+FabricEndpoint::LocalKey FabricEndpoint::register_memory(std::byte* data, uint64_t bytes) {
   LocalKey out;
   const uint64_t key = own_keys_ ? random_key(key_bytes_) : 0;
   out.region = open<fid_mr>("registering memory failed", [&](fid_mr** mr) {
@@ -130,7 +130,7 @@ LocalKey Endpoint::register_memory(std::byte* data, uint64_t bytes) {
   return out;
 }
 
-std::vector<std::byte> Endpoint::address() const {
+std::vector<std::byte> FabricEndpoint::address() const {
   std::array<std::byte, 256> buffer;
   size_t bytes = buffer.size();
   check(::fi_getname(&endpoint_->fid, buffer.data(), &bytes),
@@ -138,16 +138,16 @@ std::vector<std::byte> Endpoint::address() const {
   return {buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(bytes)};
 }
 
-fi_addr_t Endpoint::insert(const std::vector<std::byte>& address) {
+PeerIndex FabricEndpoint::insert(const PeerAddress& peer) {
   fi_addr_t out = FI_ADDR_UNSPEC;
-  if (::fi_av_insert(addresses_.get(), address.data(), 1, &out, 0, nullptr) != 1) {
+  if (::fi_av_insert(addresses_.get(), peer.address.data(), 1, &out, 0, nullptr) != 1) {
     throw NativeError("a peer's endpoint address cannot be used with this provider");
   }
   return out;
 }
 
-ssize_t Endpoint::post(fi_addr_t peer, std::span<const Piece> pieces, uint64_t imm, uint64_t flags,
-                       void* context) {
+ssize_t FabricEndpoint::post(PeerIndex peer, Pieces pieces, uint64_t imm, uint64_t flags,
+                             void* context) {
   std::array<iovec, kMaxPieces> local;
   std::array<fi_rma_iov, kMaxPieces> remote;
   std::array<void*, kMaxPieces> descriptors;
@@ -169,7 +169,7 @@ ssize_t Endpoint::post(fi_addr_t peer, std::span<const Piece> pieces, uint64_t i
   return ::fi_writemsg(endpoint_.get(), &message, flags | FI_COMPLETION);
 }
 
-size_t Endpoint::poll(Completion* out, size_t capacity) {
+size_t FabricEndpoint::poll(Completion* out, size_t capacity) {
   std::array<fi_cq_data_entry, kMaxPoll> entries;
   const ssize_t got =
       ::fi_cq_read(completions_.get(), entries.data(), capacity < kMaxPoll ? capacity : kMaxPoll);

@@ -12,6 +12,7 @@
 #include <ctime>
 #include <system_error>
 
+#include "fabric_transport.h"
 #include "loop.h"
 #include "loop_commands.h"
 #include "loop_turn.h"
@@ -99,11 +100,11 @@ void Proxy::serve_fabric() {
     loop.run();
     return;
   }
-  LibfabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_,
-                            settings_.limits, count_);
+  FabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_, settings_.limits,
+                         count_);
   address_ = remote.address();
   mailbox_ = remote.mailbox();
-  Loop<LibfabricTransport> loop(*this, remote);
+  Loop<FabricTransport> loop(*this, remote);
   started();
   loop.run();
 }

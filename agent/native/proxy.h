@@ -11,8 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "epoch.h"
+#include "fabric.h"
 #include "idle.h"
-#include "libfabric_transport.h"
+#include "link.h"
 #include "ring.h"
 
 namespace epfabric::agent {

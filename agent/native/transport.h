@@ -1,11 +1,12 @@
 // The seam between a proxy and what moves its bytes: a compile-time concept, so that the loop is
-// monomorphic. loopback_transport.h and libfabric_transport.h satisfy it; loop.h is written against
+// monomorphic. loopback_transport.h and remote_transport.h satisfy it; loop.h is written against
 // it.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
 
+#include "endpoint.h"
 #include "record.h"
 
 namespace epfabric::agent {
@@ -39,11 +40,6 @@ struct Posted {
   bool pending = false;
   bool signalled = false;
 };
-
-// What wait_fd() of a transport says instead of a descriptor: there is none to wait on, or there is
-// something to poll before waiting.
-inline constexpr int kNoWaitFd = -1;
-inline constexpr int kPollFirst = -2;
 
 template <class T>
 concept Transport = requires(T transport, const WritePart& write, const SignalPart* then,

@@ -123,7 +123,7 @@ class Side {
   ProxyCount count_;
   Ring ring_;
   Events events_;
-  LibfabricTransport transport_;
+  FabricTransport transport_;
   std::unique_ptr<Epoch> epoch_;
   uint64_t sent_ = 0, received_ = 0;
   bool good_ = true;

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <random>
 
+#include "error.h"
+
 using namespace epfabric::agent;
 
 namespace {

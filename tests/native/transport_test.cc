@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "cores.h"
-#include "libfabric_transport.h"
+#include "fabric_transport.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -22,7 +22,7 @@ struct End {
   RankPod pod;
   Limits limits;
   Ring ring;
-  LibfabricTransport transport;
+  FabricTransport transport;
   std::vector<RemoteKey> keys;
   std::unique_ptr<Epoch> epoch;
   uint32_t lost = 0;

@@ -17,7 +17,7 @@ struct Areas {
   uint32_t rings;
   uint32_t signals;
   uint32_t units;  // of an area, and of a ring's buffer
-  uint32_t most;   // pieces of a ring in a round
+  uint32_t most;   // portions of a ring in a round
 
   uint32_t area(uint64_t round, uint32_t source, uint32_t ring) const {
     return ((static_cast<uint32_t>(round & 1) * world + source) * rings + ring) * units;
@@ -28,7 +28,7 @@ struct Areas {
 };
 
 // One WRITE, or a SIGNAL where `units` is 0. Places in units, within area and buffer.
-struct Piece {
+struct Portion {
   uint32_t rank;
   uint32_t from;
   uint32_t to;
@@ -38,16 +38,16 @@ struct Piece {
 };
 
 struct Plan {
-  std::vector<Piece> pieces;  // in ticket order
-  bool drained = false;       // a DRAIN follows, and the readers are told
-  bool waited = false;        // the writer waits for completion and reuses the buffer
-  bool overlaps = false;      // some word is written twice
+  std::vector<Portion> portions;  // in ticket order
+  bool drained = false;           // a DRAIN follows, and the readers are told
+  bool waited = false;            // the writer waits for completion and reuses the buffer
+  bool overlaps = false;          // some word is written twice
 };
 
-// round 24 | piece 8 | writer 4 | ring 4 | unit's half in the reader's region 24
-inline uint64_t word_of(uint64_t round, size_t piece, uint32_t writer, uint32_t ring,
+// round 24 | portion 8 | writer 4 | ring 4 | unit's half in the reader's region 24
+inline uint64_t word_of(uint64_t round, size_t portion, uint32_t writer, uint32_t ring,
                         uint64_t half) {
-  return (round << 40) | (uint64_t{piece} << 32) | (uint64_t{writer} << 28) |
+  return (round << 40) | (uint64_t{portion} << 32) | (uint64_t{writer} << 28) |
          (uint64_t{ring} << 24) | half;
 }
 inline uint64_t round_of(uint64_t word) { return word >> 40; }
@@ -73,7 +73,7 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-inline bool overlap(const Piece& a, const Piece& b) {
+inline bool overlap(const Portion& a, const Portion& b) {
   return a.rank == b.rank && a.to < b.to + b.units && b.to < a.to + a.units;
 }
 
@@ -92,19 +92,20 @@ inline Plan plan_of(const Areas& areas, uint64_t seed, uint64_t round, uint32_t 
   }
   const uint32_t count = draw.below(areas.most + 1);
   uint32_t from = 0, to = 0, target = draw.below(areas.world);
-  while (plan.pieces.size() < count && from < areas.units) {
+  while (plan.portions.size() < count && from < areas.units) {
     if (draw.one_in(4)) target = draw.below(areas.world);
     if (draw.one_in(4)) from = std::min(from + draw.below(3), areas.units - 1);  // no neighbour
     const uint32_t units =
         draw.one_in(8) ? 0 : draw.length(std::min(areas.units - from, kMaxUnits));
     if (draw.one_in(3) || to + units > areas.units) to = draw.below(areas.units - units + 1);
-    Piece piece{target, from, to, units, 0, 0};
+    Portion portion{target, from, to, units, 0, 0};
     if (units == 0 || draw.one_in(2)) {
-      piece.signal = draw.below(areas.signals);
-      piece.advance = 1 + draw.below(3);
+      portion.signal = draw.below(areas.signals);
+      portion.advance = 1 + draw.below(3);
     }
-    for (const Piece& other : plan.pieces) plan.overlaps = plan.overlaps || overlap(piece, other);
-    plan.pieces.push_back(piece);
+    for (const Portion& other : plan.portions)
+      plan.overlaps = plan.overlaps || overlap(portion, other);
+    plan.portions.push_back(portion);
     from += units;
     to += units;  // where the next one is a neighbour
   }

@@ -93,40 +93,40 @@ class Rank {
     std::vector<size_t> pushed(areas_.rings);
     for (uint32_t ring = 0; ring < areas_.rings; ++ring) {
       const Plan& plan = now_[at(me_, ring)];
-      for (size_t i = 0; i < plan.pieces.size(); ++i) {
-        const Piece& piece = plan.pieces[i];
-        uint64_t* buffer = words_ + uint64_t{areas_.buffer(ring) + piece.from} * 2;
-        const uint64_t half = uint64_t{areas_.area(round, me_, ring) + piece.to} * 2;
-        for (uint64_t w = 0; w < uint64_t{piece.units} * 2; ++w)
+      for (size_t i = 0; i < plan.portions.size(); ++i) {
+        const Portion& portion = plan.portions[i];
+        uint64_t* buffer = words_ + uint64_t{areas_.buffer(ring) + portion.from} * 2;
+        const uint64_t half = uint64_t{areas_.area(round, me_, ring) + portion.to} * 2;
+        for (uint64_t w = 0; w < uint64_t{portion.units} * 2; ++w)
           buffer[w] = word_of(round, i, me_, ring, half + w);
       }
     }
     for (uint32_t left = areas_.rings; left > 0;) {
       const uint32_t ring = random_.below(areas_.rings);
-      const std::vector<Piece>& pieces = now_[at(me_, ring)].pieces;
-      if (pushed[ring] > pieces.size()) continue;
+      const std::vector<Portion>& portions = now_[at(me_, ring)].portions;
+      if (pushed[ring] > portions.size()) continue;
       Slot batch[kMaxBatch];
       uint32_t count = 0;
       for (uint32_t most = 1 + random_.below(kMaxBatch); count < most; ++count) {
-        if (pushed[ring] + count == pieces.size()) break;
-        batch[count] = slot_of(pieces[pushed[ring] + count], round, ring);
+        if (pushed[ring] + count == portions.size()) break;
+        batch[count] = slot_of(portions[pushed[ring] + count], round, ring);
       }
       if (count > 0 && !pod_.push(ring, batch, count, ends_)) return false;
       pushed[ring] += count;
-      if (pushed[ring] < pieces.size()) continue;
+      if (pushed[ring] < portions.size()) continue;
       pushed[ring] += 1;  // so that it is not looked at again
       left -= 1;
     }
     return true;
   }
 
-  Slot slot_of(const Piece& piece, uint64_t round, uint32_t ring) const {
+  Slot slot_of(const Portion& portion, uint64_t round, uint32_t ring) const {
     Slot slot{};
-    const bool packed = piece.units == 0
-                            ? pack_signal(piece.rank, piece.signal, piece.advance, slot)
-                            : pack_write({piece.rank, areas_.buffer(ring) + piece.from,
-                                          areas_.area(round, me_, ring) + piece.to, piece.units,
-                                          piece.signal, piece.advance},
+    const bool packed = portion.units == 0
+                            ? pack_signal(portion.rank, portion.signal, portion.advance, slot)
+                            : pack_write({portion.rank, areas_.buffer(ring) + portion.from,
+                                          areas_.area(round, me_, ring) + portion.to, portion.units,
+                                          portion.signal, portion.advance},
                                          slot);
     if (!packed) std::abort();
     return slot;
@@ -165,21 +165,21 @@ class Rank {
     if (!plan.waited || producer.head == 0) return true;
     if (!pod_.wait(ring, producer.head - 1, ends_)) return false;
     // The source may be reused: none of this may ever arrive.
-    for (const Piece& piece : plan.pieces) {
-      std::fill_n(words_ + uint64_t{areas_.buffer(ring) + piece.from} * 2,
-                  uint64_t{piece.units} * 2, kPoison);
+    for (const Portion& portion : plan.portions) {
+      std::fill_n(words_ + uint64_t{areas_.buffer(ring) + portion.from} * 2,
+                  uint64_t{portion.units} * 2, kPoison);
     }
     if (plan.drained) trial_.drained[at(me_, ring)].store(round, std::memory_order_release);
     return true;
   }
 
-  // Writes the round's pieces of one writer's ring into what is expected.
-  void expect(uint64_t round, uint32_t rank, uint32_t ring, size_t pieces) {
+  // Writes the round's portions of one writer's ring into what is expected.
+  void expect(uint64_t round, uint32_t rank, uint32_t ring, size_t portions) {
     const Plan& plan = now_[at(rank, ring)];
-    for (size_t i = 0; i < pieces; ++i) {
-      if (plan.pieces[i].rank != me_) continue;
-      const uint64_t half = uint64_t{areas_.area(round, rank, ring) + plan.pieces[i].to} * 2;
-      for (uint64_t w = half; w < half + uint64_t{plan.pieces[i].units} * 2; ++w)
+    for (size_t i = 0; i < portions; ++i) {
+      if (plan.portions[i].rank != me_) continue;
+      const uint64_t half = uint64_t{areas_.area(round, rank, ring) + plan.portions[i].to} * 2;
+      for (uint64_t w = half; w < half + uint64_t{plan.portions[i].units} * 2; ++w)
         expected_[w] = word_of(round, i, rank, ring, w);
     }
   }
@@ -187,25 +187,25 @@ class Rank {
   // Adds the ring's signals up; if it `looks`, waits for them and reads all that came before each.
   bool read_signals(uint64_t round, uint32_t rank, uint32_t ring, bool looks) {
     const Plan& plan = now_[at(rank, ring)];
-    for (size_t i = 0; i < plan.pieces.size(); ++i) {
-      const Piece& piece = plan.pieces[i];
-      if (piece.rank != me_ || piece.advance == 0) continue;
-      const uint64_t value = total(rank, ring, piece.signal) += piece.advance;
-      const uint64_t* word = pod_.session->segments().signal(rank, ring, piece.signal);
+    for (size_t i = 0; i < plan.portions.size(); ++i) {
+      const Portion& portion = plan.portions[i];
+      if (portion.rank != me_ || portion.advance == 0) continue;
+      const uint64_t value = total(rank, ring, portion.signal) += portion.advance;
+      const uint64_t* word = pod_.session->segments().signal(rank, ring, portion.signal);
       if (!looks || random_.one_in(4)) continue;
       if (wait_at_least(word, value, ends_, kTestLimitNs) != Waited::kDone) return false;
       if (plan.overlaps) continue;  // a later write of this round may be at work
       for (size_t j = 0; j <= i; ++j) {
-        if (plan.pieces[j].rank == me_ && !check_piece(round, rank, ring, j)) return false;
+        if (plan.portions[j].rank == me_ && !check_piece(round, rank, ring, j)) return false;
       }
     }
     return true;
   }
 
   bool check_piece(uint64_t round, uint32_t rank, uint32_t ring, size_t number) {
-    const Piece& piece = now_[at(rank, ring)].pieces[number];
-    const uint64_t half = uint64_t{areas_.area(round, rank, ring) + piece.to} * 2;
-    for (uint64_t w = half; w < half + uint64_t{piece.units} * 2; ++w) {
+    const Portion& portion = now_[at(rank, ring)].portions[number];
+    const uint64_t half = uint64_t{areas_.area(round, rank, ring) + portion.to} * 2;
+    for (uint64_t w = half; w < half + uint64_t{portion.units} * 2; ++w) {
       const uint64_t right = word_of(round, number, rank, ring, w);
       if (words_[w] != right) return wrong("its signal", round, words_[w], right);
     }
@@ -213,7 +213,7 @@ class Rank {
   }
 
   bool check_area(uint64_t round, uint32_t rank, uint32_t ring, const char* after) {
-    expect(round, rank, ring, now_[at(rank, ring)].pieces.size());
+    expect(round, rank, ring, now_[at(rank, ring)].portions.size());
     const uint64_t half = uint64_t{areas_.area(round, rank, ring)} * 2;
     const uint64_t count = uint64_t{areas_.units} * 2;
     if (std::memcmp(words_ + half, &expected_[half], count * 8) == 0) return true;
@@ -244,8 +244,8 @@ class Rank {
   bool check_totals(uint64_t round, uint32_t rank, uint32_t ring) {
     std::vector<uint64_t> most(areas_.signals);
     for (uint32_t i = 0; i < areas_.signals; ++i) most[i] = total(rank, ring, i);
-    for (const Piece& piece : next_[at(rank, ring)].pieces) {
-      if (piece.rank == me_) most[piece.signal] += piece.advance;
+    for (const Portion& portion : next_[at(rank, ring)].portions) {
+      if (portion.rank == me_) most[portion.signal] += portion.advance;
     }
     for (uint32_t i = 0; i < areas_.signals; ++i) {
       const uint64_t value = platform::load_acquire(pod_.session->segments().signal(rank, ring, i));
@@ -261,14 +261,15 @@ class Rank {
   // Not under the thread sanitizer: these looks are races by intent.
   bool check_under_way(uint64_t round, uint32_t rank, uint32_t ring) {
 #if !defined(__SANITIZE_THREAD__)
-    const std::vector<Piece>& pieces = next_[at(rank, ring)].pieces;
+    const std::vector<Portion>& portions = next_[at(rank, ring)].portions;
     for (uint32_t tries = 0; tries < 16; ++tries) {
       const uint64_t half =
           uint64_t{areas_.area(round, rank, ring) + random_.below(areas_.units)} * 2;
       std::vector<uint64_t> legal{expected_[half]};
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        const uint64_t begin = uint64_t{areas_.area(round, rank, ring) + pieces[i].to} * 2;
-        if (pieces[i].rank != me_ || half < begin || half >= begin + pieces[i].units * 2) continue;
+      for (size_t i = 0; i < portions.size(); ++i) {
+        const uint64_t begin = uint64_t{areas_.area(round, rank, ring) + portions[i].to} * 2;
+        if (portions[i].rank != me_ || half < begin || half >= begin + portions[i].units * 2)
+          continue;
         legal.push_back(word_of(round, i, rank, ring, half));
       }
       const uint64_t word = platform::load_relaxed(words_ + half);

@@ -1,135 +1,15 @@
-// Links, posting and flow control of the libfabric transport.
-#include "libfabric_transport.h"
+// Posting and flow control of a remote transport. Included where one is instantiated.
+#pragma once
 
 #include <algorithm>
+#include <cerrno>
+
+#include "remote_links.h"
 
 namespace epfabric::agent {
-namespace {
 
-constexpr size_t kMaxBatch = 64;
-
-// Proxy `s` of a rank with `ps` proxies and proxy `j` of one with `pj` talk to each other where
-// either sends to the other: i sends to i modulo the other's number. Symmetric, so that credits
-// have a way back.
-bool partners(uint32_t s, uint32_t ps, uint32_t j, uint32_t pj) {
-  return s % pj == j || j % ps == s;
-}
-
-uint32_t partners_below(uint32_t s_end, uint32_t ps, uint32_t j, uint32_t pj) {
-  uint32_t out = 0;
-  for (uint32_t s = 0; s < s_end; ++s) out += partners(s, ps, j, pj) ? 1 : 0;
-  return out;
-}
-
-uint32_t room_for_domains(uint32_t world, uint32_t proxies) {
-  return std::min(kMaxDomains, world * (kMaxProxies / proxies + 1));
-}
-
-}  // namespace
-
-LibfabricTransport::LibfabricTransport(const Fabric& fabric, uint32_t index, const Shape& shape,
-                                       uint32_t proxies, const Limits& limits, ProxyCount& count)
-    : index_(index),
-      shape_(shape),
-      own_proxies_(proxies),
-      limits_(limits),
-      count_(count),
-      domains_(room_for_domains(shape.world, proxies)),
-      endpoint_(fabric),
-      mailboxes_(
-          Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "mailboxes")),
-      staging_(Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes,
-                                  "records to send")),
-      mailbox_key_(endpoint_.register_memory(mailboxes_.data(), mailboxes_.bytes())),
-      staging_key_(endpoint_.register_memory(staging_.data(), staging_.bytes())),
-      completions_(kMaxBatch) {
-  add_operations(std::max(kOperations, 2 * limits.inflight));  // no rank takes all
-  regions_.reserve(kMaxRegions);
-}
-
-RemoteKey LibfabricTransport::add_region(const Region& region) {
-  region_keys_.push_back(endpoint_.register_memory(region.memory.data(), region.memory.bytes()));
-  regions_.push_back(&region);
-  return region_keys_.back().remote;
-}
-
-void LibfabricTransport::open(Epoch& epoch) {
-  links_.clear();
-  owing_.clear();
-  behind_.clear();
-  to_rank_.assign(epoch.world(), nullptr);
-  epoch_ = &epoch;
-  for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
-    if (epoch.local(rank)) continue;
-    const uint32_t others = epoch.proxies_of(rank);
-    for (uint32_t s = 0; s < others; ++s) {
-      if (partners(s, others, index_, own_proxies_))
-        add_link(rank, s, static_cast<uint32_t>(links_.size()));
-    }
-  }
-  owing_.reserve(links_.size());
-  behind_.reserve(links_.size());
-}
-
-void LibfabricTransport::add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain) {
-  const uint32_t their_domain = domain_at(rank, proxy);
-  const uint32_t their_room = room_for_domains(shape_.world, epoch_->proxies_of(rank));
-  if (own_domain >= domains_ || their_domain >= their_room) {
-    throw NativeError("the group needs more than " +
-                      std::to_string(std::min(domains_, their_room)) +
-                      " mailboxes at one proxy: give each rank more proxies, or fewer ranks");
-  }
-  const ProxyBlob& blob = epoch_->remote(rank).proxies[proxy];
-  auto link = std::make_unique<Link>();
-  link->rank = rank;
-  link->proxy = proxy;
-  link->peer = endpoint_.insert(blob.address);
-  link->domain = their_domain;
-  link->mailbox = {blob.mailbox.key, blob.mailbox.base + uint64_t{their_domain} * kMailboxBytes};
-  link->regions = &blob.regions;
-  link->outbox = Outbox(
-      reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
-  link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
-  if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
-  links_.push_back(std::move(link));
-}
-
-// The receiver's name for us: its partners are counted by rank, then by proxy.
-uint32_t LibfabricTransport::domain_at(uint32_t rank, uint32_t proxy) const {
-  const uint32_t theirs = epoch_->proxies_of(rank);
-  uint32_t out = 0;
-  for (uint32_t source = 0; source < shape_.rank; ++source) {
-    if (epoch_->node_of(source) == epoch_->node_of(rank)) continue;
-    const uint32_t proxies = epoch_->proxies_of(source);
-    out += partners_below(proxies, proxies, proxy, theirs);
-  }
-  return out + partners_below(index_, own_proxies_, proxy, theirs);
-}
-
-size_t LibfabricTransport::connect() {
-  size_t missing = 0;
-  for (const auto& link : links_) {
-    if (link->connected) continue;
-    missing += 1;
-    if (link->probed) continue;
-    Operation* operation = take_operation(*link, Operation::Kind::kProbe, nullptr, 8);
-    if (operation == nullptr) continue;
-    link->probed =
-        posted(endpoint_.write_through(link->peer, scratch_of(*link), operation), operation);
-  }
-  return missing;
-}
-
-std::string LibfabricTransport::unreachable() const {
-  for (const auto& link : links_) {
-    if (!link->connected) {
-      return "rank " + std::to_string(link->rank) + " (proxy " + std::to_string(link->proxy) + ")";
-    }
-  }
-  return "";
-}
-
-Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, Ring* ring,
+template <Endpoint E>
+Operation* RemoteTransport<E>::take_operation(Link& link, Operation::Kind kind, Ring* ring,
                                               uint64_t bytes) {
   if (free_.empty()) return nullptr;
   Operation* operation = free_.back();
@@ -146,7 +26,8 @@ Operation* LibfabricTransport::take_operation(Link& link, Operation::Kind kind, 
   return operation;
 }
 
-void LibfabricTransport::give_back(Operation* operation) {
+template <Endpoint E>
+void RemoteTransport<E>::give_back(Operation* operation) {
   abandoned_ -= operation->abandoned ? 1 : 0;
   lost_ -= operation->lost ? 1 : 0;
   operation->abandoned = operation->lost = false;
@@ -159,7 +40,8 @@ void LibfabricTransport::give_back(Operation* operation) {
 }
 
 // Settles a post: false = busy, nothing happened. Another error is kept for watch() to report.
-bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
+template <Endpoint E>
+bool RemoteTransport<E>::posted(ssize_t result, Operation* operation) {
   Link& link = *operation->link;
   if (result == 0) {
     link.busy_since_ns = 0;
@@ -172,7 +54,7 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
     return true;
   }
   if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
-  if (result != -FI_EAGAIN && operation->kind != Operation::Kind::kCredit) {
+  if (result != -EAGAIN && operation->kind != Operation::Kind::kCredit) {
     link.error = static_cast<int>(-result);
   }
   give_back(operation);
@@ -180,13 +62,15 @@ bool LibfabricTransport::posted(ssize_t result, Operation* operation) {
 }
 
 // Off the path of commands. Operations stay where they are: the provider knows them by address.
-void LibfabricTransport::add_operations(size_t count) {
+template <Endpoint E>
+void RemoteTransport<E>::add_operations(size_t count) {
   free_.reserve(operations_.size() + count);
   for (size_t i = 0; i < count; ++i) free_.push_back(&operations_.emplace_back());
 }
 
 // The provider may hold an abandoned operation for minutes: others take its place.
-void LibfabricTransport::abandon(uint32_t rank) {
+template <Endpoint E>
+void RemoteTransport<E>::abandon(uint32_t rank) {
   const uint64_t before = abandoned_;
   for (Operation& operation : operations_) {
     if (operation.link == nullptr || operation.link->rank != rank || operation.abandoned) continue;
@@ -213,12 +97,14 @@ void LibfabricTransport::abandon(uint32_t rank) {
   count_.inflight.set(inflight());
 }
 
-void LibfabricTransport::stop_trying() {
+template <Endpoint E>
+void RemoteTransport<E>::stop_trying() {
   for (const auto& link : links_) link->busy_since_ns = 0;
 }
 
 // Of ranks that left in good order after all: nobody waits for what was lost.
-void LibfabricTransport::release_lost() {
+template <Endpoint E>
+void RemoteTransport<E>::release_lost() {
   for (Operation& operation : operations_) {
     if (!operation.lost || !epoch_->left(operation.link->rank)) continue;
     operation.ring->part_done(operation.ticket);
@@ -226,7 +112,8 @@ void LibfabricTransport::release_lost() {
   }
 }
 
-Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) {
+template <Endpoint E>
+Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) {
   Link& link = *to_rank_[part.rank];
   const uint64_t most = endpoint_.max_bytes() - sizeof(ControlRecord);
   const uint64_t bytes = std::min(part.bytes, most);
@@ -236,8 +123,8 @@ Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) 
   const Region& from = *regions_[part.source_region];
   const RemoteKey& to = (*link.regions)[part.destination_region];
   const Extent& extent = epoch_->remote(part.rank).regions[part.destination_region];
-  const Endpoint::Piece payload{from.at(part.source), region_keys_[part.source_region].descriptor,
-                                bytes, to.base + (part.destination - extent.begin), to.key};
+  const Piece payload{from.at(part.source), region_keys_[part.source_region].descriptor, bytes,
+                      to.base + (part.destination - extent.begin), to.key};
   if (then != nullptr && bytes == part.bytes && endpoint_.gathers()) {
     ControlRecord record = record_of(*then);
     if (!post_record(link, record, Operation::Kind::kPart, part.ring, &payload)) return {};
@@ -249,7 +136,8 @@ Posted LibfabricTransport::write(const WritePart& part, const SignalPart* then) 
   return {bytes, true};
 }
 
-ControlRecord LibfabricTransport::record_of(const SignalPart& part) {
+template <Endpoint E>
+ControlRecord RemoteTransport<E>::record_of(const SignalPart& part) {
   ControlRecord record;
   record.kind = RecordKind::kSignal;
   record.ring = static_cast<uint8_t>(part.ring->index());
@@ -258,7 +146,8 @@ ControlRecord LibfabricTransport::record_of(const SignalPart& part) {
   return record;
 }
 
-Posted LibfabricTransport::signal(const SignalPart& part) {
+template <Endpoint E>
+Posted RemoteTransport<E>::signal(const SignalPart& part) {
   Link& link = *to_rank_[part.rank];
   if (link.inflight >= limits_.inflight || inflight() >= limits_.session_inflight) return {};
   ControlRecord record = record_of(part);
@@ -266,11 +155,13 @@ Posted LibfabricTransport::signal(const SignalPart& part) {
   return {1, true};
 }
 
-bool LibfabricTransport::send(uint32_t rank, ControlRecord record) {
+template <Endpoint E>
+bool RemoteTransport<E>::send(uint32_t rank, ControlRecord record) {
   return post_record(*to_rank_[rank], record, Operation::Kind::kRecord, nullptr);
 }
 
-void LibfabricTransport::send_credits() {
+template <Endpoint E>
+void RemoteTransport<E>::send_credits() {
   for (size_t i = 0; i < owing_.size();) {
     Link& link = *owing_[i];
     ControlRecord record;
@@ -287,8 +178,9 @@ void LibfabricTransport::send_credits() {
 }
 
 // Posts the record, behind `payload` in one operation where there is one.
-bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
-                                     Ring* ring, const Endpoint::Piece* payload) {
+template <Endpoint E>
+bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
+                                     Ring* ring, const Piece* payload) {
   if (!link.outbox.room(record.kind != RecordKind::kSignal)) {
     if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
     return false;
@@ -302,9 +194,9 @@ bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operatio
   record.consumed = static_cast<uint32_t>(link.inbox.total());
   const uint32_t imm = pack_imm({kImmControl, link.domain, link.outbox.sequence()});
   const uint64_t slot = link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord);
-  const Endpoint::Piece staged{link.outbox.stage(record), staging_key_.descriptor,
-                               sizeof(ControlRecord), slot, link.mailbox.key};
-  const Endpoint::Piece pieces[] = {payload != nullptr ? *payload : staged, staged};
+  const Piece staged{link.outbox.stage(record), staging_key_.descriptor, sizeof(ControlRecord),
+                     slot, link.mailbox.key};
+  const Piece pieces[] = {payload != nullptr ? *payload : staged, staged};
   const size_t count = payload != nullptr ? 2 : 1;
   const ssize_t result = endpoint_.write_with_imm(link.peer, {pieces, count}, imm, operation);
   if (!posted(result, operation)) return false;
@@ -315,15 +207,17 @@ bool LibfabricTransport::post_record(Link& link, ControlRecord& record, Operatio
 }
 
 // Eight bytes that nobody reads, to the page behind the peer's mailboxes.
-Endpoint::Piece LibfabricTransport::scratch_of(const Link& link) const {
-  const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
+template <Endpoint E>
+Piece RemoteTransport<E>::scratch_of(const Link& link) const {
+  const uint64_t room = detail::room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
   const RemoteKey& mailbox = epoch_->remote(link.rank).proxies[link.proxy].mailbox;
   return {staging_.data() + uint64_t{domains_} * kMailboxBytes, staging_key_.descriptor, 8,
           mailbox.base + room * kMailboxBytes, mailbox.key};
 }
 
 // The marker completes when it, and with it everything before it, is visible at the peer.
-bool LibfabricTransport::post_marker(Link& link, Ring* ring) {
+template <Endpoint E>
+bool RemoteTransport<E>::post_marker(Link& link, Ring* ring) {
   Operation* operation = take_operation(link, Operation::Kind::kMarker, ring, 8);
   if (operation == nullptr) return false;
   operation->covers = link.posted;
@@ -333,7 +227,8 @@ bool LibfabricTransport::post_marker(Link& link, Ring* ring) {
   return true;
 }
 
-bool LibfabricTransport::drain(Ring& ring, uint64_t& serial) {
+template <Endpoint E>
+bool RemoteTransport<E>::drain(Ring& ring, uint64_t& serial) {
   if (behind_.empty()) return true;
   if (serial == 0) serial = ++drains_;
   for (size_t i = 0; i < behind_.size();) {
@@ -352,7 +247,8 @@ bool LibfabricTransport::drain(Ring& ring, uint64_t& serial) {
   return true;
 }
 
-void LibfabricTransport::flush() {
+template <Endpoint E>
+void RemoteTransport<E>::flush() {
   for (size_t i = 0; i < behind_.size();) {
     Link& link = *behind_[i];
     if (epoch_->gone(link.rank)) {
@@ -365,13 +261,15 @@ void LibfabricTransport::flush() {
 }
 
 // Nothing that the link posted is under way any more; whoever left takes nothing.
-void LibfabricTransport::caught_up(Link& link) {
+template <Endpoint E>
+void RemoteTransport<E>::caught_up(Link& link) {
   link.delivered = link.posted;
   link.behind = false;
   std::erase(behind_, &link);
 }
 
-RecordView LibfabricTransport::view_of(const Link& link) const {
+template <Endpoint E>
+RecordView RemoteTransport<E>::view_of(const Link& link) const {
   return {epoch_->plan().epoch,          link.rank, shape_.rank, shape_.rings, shape_.signals,
           epoch_->proxies_of(link.rank), link.proxy};
 }

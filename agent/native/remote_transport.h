@@ -1,10 +1,10 @@
-// Ranks of other nodes: payload by RDMA writes, signals and barrier records through the peer's
-// mailbox; a WRITE's last part and its signal are one operation. One per proxy, used by its thread
-// only. An operation completes when its source may be reused; a link's writes arrive in order, so
-// that one marker, which completes when it is visible at the target, tells that all before it are.
+// Ranks of other nodes, over any endpoint: payload by RDMA writes, signals and barrier records
+// through the peer's mailbox; a WRITE's last part and its signal are one operation. One per proxy,
+// used by its thread only. An operation completes when its source may be reused; a link's writes
+// arrive in order, so that one marker, which completes when it is visible at the target, tells that
+// all before it are. remote_post.h defines what is not here; remote_transport.cc makes the
+// instances.
 #pragma once
-
-#include <rdma/fi_errno.h>
 
 #include <algorithm>
 #include <deque>
@@ -13,62 +13,19 @@
 #include <vector>
 
 #include "epoch.h"
-#include "fabric.h"
-#include "mailbox.h"
+#include "link.h"
 #include "memory.h"
 #include "transport.h"
 
 namespace epfabric::agent {
 
-struct Limits {
-  uint32_t inflight = 256;  // operations per destination rank and proxy
-  uint64_t inflight_bytes = 64u << 20;
-  uint64_t stall_ns = 10'000'000'000;
-  uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
-};
-
-// A connection between this proxy and one proxy of a remote rank.
-struct Link {
-  uint32_t rank = 0;
-  uint32_t proxy = 0;
-  fi_addr_t peer = FI_ADDR_UNSPEC;
-  RemoteKey mailbox;    // where our records go: base is that of our domain's slots
-  uint32_t domain = 0;  // the receiver's name for us
-  const std::vector<RemoteKey>* regions = nullptr;
-  Outbox outbox;
-  Inbox inbox;
-  uint32_t inflight = 0;
-  uint64_t inflight_bytes = 0;
-  uint64_t posted = 0;         // operations that rings wait for
-  uint64_t marked = 0;         // of these, before the last marker
-  uint64_t delivered = 0;      // known to be visible at the peer
-  uint64_t drain = 0;          // the last DRAIN that has a marker here
-  uint64_t progress_ns = 0;    // last completion, or first operation after none
-  uint64_t busy_since_ns = 0;  // refused posts without any success or credit since; 0 = none
-  int error = 0;               // a post that failed for another reason than a full queue
-  bool owes = false;           // in the list of credits to send
-  bool behind = false;         // in the list of links with undelivered operations
-  bool probed = false;
-  bool connected = false;
-  bool broken = false;
-};
-
-struct Operation {
-  fi_context2 context{};  // first: the completion names it
-  Link* link = nullptr;   // nullptr: it is free
-  Ring* ring = nullptr;   // nullptr: nothing waits for it
-  uint64_t ticket = 0;
-  uint64_t bytes = 0;
-  uint64_t covers = 0;  // marker: the link's operations before it
-  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker } kind = Kind::kPart;
-  bool lost = false;  // it failed; held until its rank is masked, has left, or the epoch has ended
-  bool abandoned = false;  // nobody waits for its completion, since its rank is masked
-};
-
-class LibfabricTransport {
+template <Endpoint E>
+class RemoteTransport {
  public:
-  LibfabricTransport(const Fabric& fabric, uint32_t index, const Shape& shape, uint32_t proxies,
-                     const Limits& limits, ProxyCount& count);
+  // `network` is what an E is made from.
+  template <class Network>
+  RemoteTransport(const Network& network, uint32_t index, const Shape& shape, uint32_t proxies,
+                  const Limits& limits, ProxyCount& count);
 
   std::vector<std::byte> address() const { return endpoint_.address(); }
   RemoteKey mailbox() const { return mailbox_key_.remote; }
@@ -114,11 +71,11 @@ class LibfabricTransport {
   static constexpr uint64_t kScratchBytes = 4096;
 
   bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring,
-                   const Endpoint::Piece* payload = nullptr);
+                   const Piece* payload = nullptr);
   bool post_marker(Link& link, Ring* ring);
   void caught_up(Link& link);
   static ControlRecord record_of(const SignalPart& part);
-  Endpoint::Piece scratch_of(const Link& link) const;
+  Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
   void give_back(Operation* operation);
   void add_operations(size_t count);
@@ -137,12 +94,12 @@ class LibfabricTransport {
   const Limits limits_;
   ProxyCount& count_;
   const uint32_t domains_;  // mailboxes that there is room for
-  Endpoint endpoint_;
+  E endpoint_;
   Mapping mailboxes_;  // by own domain, then a scratch page that probes write to
   Mapping staging_;
-  LocalKey mailbox_key_;
-  LocalKey staging_key_;
-  std::vector<LocalKey> region_keys_;
+  typename E::LocalKey mailbox_key_;
+  typename E::LocalKey staging_key_;
+  std::vector<typename E::LocalKey> region_keys_;
   std::vector<const Region*> regions_;
   std::deque<Operation> operations_;
   std::vector<Operation*> free_;
@@ -157,10 +114,10 @@ class LibfabricTransport {
   uint64_t drains_ = 0;
   uint64_t now_ns_ = 0;
 };
-static_assert(Transport<LibfabricTransport>);
 
+template <Endpoint E>
 template <class Take, class Lose, class Fail>
-size_t LibfabricTransport::poll(size_t batch, Take&& take, Lose&& lose, Fail&& fail) {
+size_t RemoteTransport<E>::poll(size_t batch, Take&& take, Lose&& lose, Fail&& fail) {
   const size_t got = endpoint_.poll(completions_.data(), batch);
   for (size_t i = 0; i < got; ++i) {
     const Completion& completion = completions_[i];
@@ -175,8 +132,9 @@ size_t LibfabricTransport::poll(size_t batch, Take&& take, Lose&& lose, Fail&& f
   return got;
 }
 
+template <Endpoint E>
 template <class Take, class Fail>
-void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
+void RemoteTransport<E>::take_record(uint64_t data, Take&& take, Fail&& fail) {
   const Imm imm = unpack_imm(data);
   if (data >> 32 != 0 || imm.type != kImmControl || imm.domain >= links_.size()) {
     fail(-1, "a peer sent an immediate that means nothing: " + std::to_string(data));
@@ -206,8 +164,9 @@ void LibfabricTransport::take_record(uint64_t data, Take&& take, Fail&& fail) {
   }
 }
 
+template <Endpoint E>
 template <class Lose>
-void LibfabricTransport::finished(Operation* operation, const Completion& completion, Lose&& lose) {
+void RemoteTransport<E>::finished(Operation* operation, const Completion& completion, Lose&& lose) {
   Link& link = *operation->link;
   link.progress_ns = now_ns_;
   const Operation::Kind kind = operation->kind;
@@ -237,16 +196,16 @@ void LibfabricTransport::finished(Operation* operation, const Completion& comple
   lose(link.rank, "a write to it failed: " + completion.detail);
 }
 
+template <Endpoint E>
 template <class Lose>
-void LibfabricTransport::watch(Lose&& lose) {
+void RemoteTransport<E>::watch(Lose&& lose) {
   if (lost_ > 0) release_lost();
   for (const auto& link : links_) {
     if (epoch_ == nullptr || epoch_->gone(link->rank)) continue;
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
     if (link->error != 0) {
-      lose(link->rank,
-           std::string("a write to it cannot be posted: ") + ::fi_strerror(link->error));
+      lose(link->rank, std::string("a write to it cannot be posted: ") + E::text_of(link->error));
     } else if (waits || busy) {
       lose(link->rank,
            "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");

@@ -1,0 +1,83 @@
+// The seam between remote_transport.h and a network: what an endpoint (one per proxy, used by its
+// thread only) can do. A compile-time concept; fabric.h satisfies it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace epfabric::agent {
+
+// Where a remote region begins, as its owner's endpoint names it.
+struct RemoteKey {
+  uint64_t key = 0;
+  uint64_t base = 0;
+};
+
+struct Completion {
+  void* context = nullptr;  // of an own operation
+  bool record = false;      // a peer's write with immediate
+  uint64_t imm = 0;
+  int error = 0;
+  std::string detail;
+};
+
+// What wait_fd() says instead of a descriptor: there is none to wait on, or there is
+// something to poll before waiting.
+inline constexpr int kNoWaitFd = -1;
+inline constexpr int kPollFirst = -2;
+
+// Names a peer's endpoint: what insert() gave.
+using PeerIndex = uint64_t;
+
+// What a connection's two ends know of each other: the peer's address(), and the domains by which
+// each end's records name the other.
+struct PeerAddress {
+  const std::vector<std::byte>& address;
+  uint32_t own_domain;    // the peer is known by it here
+  uint32_t their_domain;  // this end is known by it there
+};
+
+// From own memory to one place in the peer's.
+struct Piece {
+  const void* data;
+  void* descriptor;
+  uint64_t bytes;
+  uint64_t address;
+  uint64_t key;
+};
+inline constexpr size_t kMaxPieces = 2;
+using Pieces = std::span<const Piece>;
+
+// register_memory() returns something with `remote`, a RemoteKey, and `descriptor`, for pieces;
+// registered while it lives. A post of 1-kMaxPieces pieces returns 0, -EAGAIN (busy: try again), or
+// another error; it completes when its source may be reused, in write_through() when it and every
+// earlier write to that peer is visible there. gathers(): a write may have two pieces. A peer takes
+// writes once it is met(); meet() tries, off the path of commands. wait_fd() becomes readable when
+// poll() may find something, or is kNoWaitFd, or kPollFirst. Set-up throws NativeError.
+template <class T>
+concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const PeerAddress& at,
+                            PeerIndex peer, Pieces pieces, const Piece& piece, uint32_t imm,
+                            void* context, Completion* out, size_t capacity) {
+  typename T::LocalKey;
+  { endpoint.register_memory(data, bytes) } -> std::same_as<typename T::LocalKey>;
+  { endpoint.address() } -> std::same_as<std::vector<std::byte>>;
+  { endpoint.insert(at) } -> std::same_as<PeerIndex>;
+  { endpoint.meet() };
+  { endpoint.met(peer) } -> std::same_as<bool>;
+  { endpoint.max_bytes() } -> std::same_as<uint64_t>;
+  { endpoint.gathers() } -> std::same_as<bool>;
+  { endpoint.write(peer, pieces, context) } -> std::same_as<ssize_t>;
+  { endpoint.write_with_imm(peer, pieces, imm, context) } -> std::same_as<ssize_t>;
+  { endpoint.write_through(peer, piece, context) } -> std::same_as<ssize_t>;
+  { endpoint.poll(out, capacity) } -> std::same_as<size_t>;
+  { endpoint.wait_fd() } -> std::same_as<int>;
+  { T::text_of(int{}) } -> std::same_as<std::string>;
+};
+
+}  // namespace epfabric::agent

@@ -1,0 +1,60 @@
+// What a transport knows of a connection and of what is under way on it. Used by
+// remote_transport.h.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "endpoint.h"
+#include "mailbox.h"
+
+namespace epfabric::agent {
+
+class Ring;
+
+struct Limits {
+  uint32_t inflight = 256;  // operations per destination rank and proxy
+  uint64_t inflight_bytes = 64u << 20;
+  uint64_t stall_ns = 10'000'000'000;
+  uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
+};
+
+// A connection between this proxy and one proxy of a remote rank.
+struct Link {
+  uint32_t rank = 0;
+  uint32_t proxy = 0;
+  PeerIndex peer = 0;
+  RemoteKey mailbox;    // where our records go: base is that of our domain's slots
+  uint32_t domain = 0;  // the receiver's name for us
+  const std::vector<RemoteKey>* regions = nullptr;
+  Outbox outbox;
+  Inbox inbox;
+  uint32_t inflight = 0;
+  uint64_t inflight_bytes = 0;
+  uint64_t posted = 0;         // operations that rings wait for
+  uint64_t marked = 0;         // of these, before the last marker
+  uint64_t delivered = 0;      // known to be visible at the peer
+  uint64_t drain = 0;          // the last DRAIN that has a marker here
+  uint64_t progress_ns = 0;    // last completion, or first operation after none
+  uint64_t busy_since_ns = 0;  // refused posts without any success or credit since; 0 = none
+  int error = 0;               // a post that failed for another reason than a full queue
+  bool owes = false;           // in the list of credits to send
+  bool behind = false;         // in the list of links with undelivered operations
+  bool probed = false;
+  bool connected = false;
+  bool broken = false;
+};
+
+struct Operation {
+  std::array<void*, 8> context{};  // first: the completion names it; providers write into it
+  Link* link = nullptr;            // nullptr: it is free
+  Ring* ring = nullptr;            // nullptr: nothing waits for it
+  uint64_t ticket = 0;
+  uint64_t bytes = 0;
+  uint64_t covers = 0;  // marker: the link's operations before it
+  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker } kind = Kind::kPart;
+  bool lost = false;  // it failed; held until its rank is masked, has left, or the epoch has ended
+  bool abandoned = false;  // nobody waits for its completion, since its rank is masked
+};
+
+}  // namespace epfabric::agent

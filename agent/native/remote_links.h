@@ -1,0 +1,144 @@
+// Links of a remote transport: who talks to whom, set-up, first contact. Included where one is
+// instantiated.
+#pragma once
+
+#include <algorithm>
+
+#include "remote_transport.h"
+
+namespace epfabric::agent {
+namespace detail {
+
+inline constexpr size_t kMaxBatch = 64;
+
+// Proxy `s` of a rank with `ps` proxies and proxy `j` of one with `pj` talk to each other where
+// either sends to the other: i sends to i modulo the other's number. Symmetric, so that credits
+// have a way back.
+inline bool partners(uint32_t s, uint32_t ps, uint32_t j, uint32_t pj) {
+  return s % pj == j || j % ps == s;
+}
+
+inline uint32_t partners_below(uint32_t s_end, uint32_t ps, uint32_t j, uint32_t pj) {
+  uint32_t out = 0;
+  for (uint32_t s = 0; s < s_end; ++s) out += partners(s, ps, j, pj) ? 1 : 0;
+  return out;
+}
+
+inline uint32_t room_for_domains(uint32_t world, uint32_t proxies) {
+  return std::min(kMaxDomains, world * (kMaxProxies / proxies + 1));
+}
+
+}  // namespace detail
+
+template <Endpoint E>
+template <class Network>
+RemoteTransport<E>::RemoteTransport(const Network& network, uint32_t index, const Shape& shape,
+                                    uint32_t proxies, const Limits& limits, ProxyCount& count)
+    : index_(index),
+      shape_(shape),
+      own_proxies_(proxies),
+      limits_(limits),
+      count_(count),
+      domains_(detail::room_for_domains(shape.world, proxies)),
+      endpoint_(network),
+      mailboxes_(
+          Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "mailboxes")),
+      staging_(Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes,
+                                  "records to send")),
+      mailbox_key_(endpoint_.register_memory(mailboxes_.data(), mailboxes_.bytes())),
+      staging_key_(endpoint_.register_memory(staging_.data(), staging_.bytes())),
+      completions_(detail::kMaxBatch) {
+  add_operations(std::max(kOperations, 2 * limits.inflight));  // no rank takes all
+  regions_.reserve(kMaxRegions);
+}
+
+template <Endpoint E>
+RemoteKey RemoteTransport<E>::add_region(const Region& region) {
+  region_keys_.push_back(endpoint_.register_memory(region.memory.data(), region.memory.bytes()));
+  regions_.push_back(&region);
+  return region_keys_.back().remote;
+}
+
+template <Endpoint E>
+void RemoteTransport<E>::open(Epoch& epoch) {
+  links_.clear();
+  owing_.clear();
+  behind_.clear();
+  to_rank_.assign(epoch.world(), nullptr);
+  epoch_ = &epoch;
+  for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
+    if (epoch.local(rank)) continue;
+    const uint32_t others = epoch.proxies_of(rank);
+    for (uint32_t s = 0; s < others; ++s) {
+      if (detail::partners(s, others, index_, own_proxies_))
+        add_link(rank, s, static_cast<uint32_t>(links_.size()));
+    }
+  }
+  owing_.reserve(links_.size());
+  behind_.reserve(links_.size());
+}
+
+template <Endpoint E>
+void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain) {
+  const uint32_t their_domain = domain_at(rank, proxy);
+  const uint32_t their_room = detail::room_for_domains(shape_.world, epoch_->proxies_of(rank));
+  if (own_domain >= domains_ || their_domain >= their_room) {
+    throw NativeError("the group needs more than " +
+                      std::to_string(std::min(domains_, their_room)) +
+                      " mailboxes at one proxy: give each rank more proxies, or fewer ranks");
+  }
+  const ProxyBlob& blob = epoch_->remote(rank).proxies[proxy];
+  auto link = std::make_unique<Link>();
+  link->rank = rank;
+  link->proxy = proxy;
+  link->peer = endpoint_.insert({blob.address, own_domain, their_domain});
+  link->domain = their_domain;
+  link->mailbox = {blob.mailbox.key, blob.mailbox.base + uint64_t{their_domain} * kMailboxBytes};
+  link->regions = &blob.regions;
+  link->outbox = Outbox(
+      reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
+  link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
+  if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
+  links_.push_back(std::move(link));
+}
+
+// The receiver's name for us: its partners are counted by rank, then by proxy.
+template <Endpoint E>
+uint32_t RemoteTransport<E>::domain_at(uint32_t rank, uint32_t proxy) const {
+  const uint32_t theirs = epoch_->proxies_of(rank);
+  uint32_t out = 0;
+  for (uint32_t source = 0; source < shape_.rank; ++source) {
+    if (epoch_->node_of(source) == epoch_->node_of(rank)) continue;
+    const uint32_t proxies = epoch_->proxies_of(source);
+    out += detail::partners_below(proxies, proxies, proxy, theirs);
+  }
+  return out + detail::partners_below(index_, own_proxies_, proxy, theirs);
+}
+
+template <Endpoint E>
+size_t RemoteTransport<E>::connect() {
+  size_t missing = 0;
+  endpoint_.meet();
+  for (const auto& link : links_) {
+    if (link->connected) continue;
+    missing += 1;
+    if (link->probed || !endpoint_.met(link->peer)) continue;
+    Operation* operation = take_operation(*link, Operation::Kind::kProbe, nullptr, 8);
+    if (operation == nullptr) continue;
+    link->probed =
+        posted(endpoint_.write_through(link->peer, scratch_of(*link), operation), operation);
+  }
+  return missing;
+}
+
+template <Endpoint E>
+std::string RemoteTransport<E>::unreachable() const {
+  for (const auto& link : links_) {
+    if (!link->connected) {
+      return "rank " + std::to_string(link->rank) + " (proxy " + std::to_string(link->proxy) + ")";
+    }
+  }
+  return "";
+}
+
+}  // namespace epfabric::agent
