@@ -24,9 +24,11 @@ COPY . .
 
 # AGAIN=1 builds everything once more, for a comparison.
 FROM tools AS build-operator
+ARG AGAIN
 RUN images/build.sh "crds operator" --no-dev --package epfabric-operator
 
 FROM tools AS build-agent
+ARG AGAIN
 RUN images/build.sh "crds kernels agent" --no-dev --package epfabric-agent && rm /opt/epfabric/bin/epfabric-csi
 
 # The driver is a few modules of the agent's distribution, without core, Kubernetes client and numpy.

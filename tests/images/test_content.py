@@ -11,7 +11,7 @@ import pytest
 from harness import images
 from harness.images import debian, host, sbom
 from harness.images.container import Unpacked
-from harness.images.store import TWICE, Image
+from harness.images.store import Image
 from images.leftovers import leftovers
 
 TARGETS = images.TARGETS
@@ -19,7 +19,7 @@ SETTINGS = ("etc", "root", "opt/epfabric")
 MAX_MB = {"operator": 100, "agent": 160, "csi": 65, "client": 85}
 
 
-@pytest.mark.parametrize("target", TWICE)
+@pytest.mark.parametrize("target", TARGETS)
 def test_second_build_of_the_same_content_gives_the_same_digest(
     target: str, built: dict[str, Image]
 ) -> None:

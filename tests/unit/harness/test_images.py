@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -150,3 +151,11 @@ def test_a_distribution_that_the_lock_has_not_is_refused() -> None:
     for info in ("numpy-2.5.4", "num-2.5.5"):
         with pytest.raises(HarnessError, match="lock has no num"):
             crosspython.pinned(LOCKED, Path(f"{info}.dist-info"))
+
+
+def test_second_build_repeats_every_stage_that_builds_ours() -> None:
+    """A stage without the argument comes from the layers of the first build: equal to itself."""
+    text = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    stages = re.findall(r"(?ms)^FROM tools AS (build-\w+)\n(.*?)(?=^FROM )", text)
+    assert {name for name, _ in stages} == {f"build-{target}" for target in content.FOLDERS}
+    assert [name for name, body in stages if not body.startswith("ARG AGAIN\nRUN ")] == []
