@@ -39,7 +39,8 @@ struct Link {
   uint64_t busy_since_ns = 0;  // refused posts without any success or credit since; 0 = none
   int error = 0;               // a post that failed for another reason than a full queue
   bool owes = false;           // in the list of credits to send
-  bool behind = false;         // in the list of links with undelivered operations
+  uint32_t behind = 0;         // its places in the lists of links with undelivered operations,
+  uint32_t unmarked = 0;       // and of those that have some behind the last marker
   bool probed = false;
   bool connected = false;
   bool broken = false;

@@ -63,7 +63,8 @@ template <Endpoint E>
 void RemoteTransport<E>::open(Epoch& epoch) {
   links_.clear();
   owing_.clear();
-  behind_.clear();
+  behind_.forget();
+  unmarked_.forget();
   to_rank_.assign(epoch.world(), nullptr);
   epoch_ = &epoch;
   for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
@@ -76,6 +77,7 @@ void RemoteTransport<E>::open(Epoch& epoch) {
   }
   owing_.reserve(links_.size());
   behind_.reserve(links_.size());
+  unmarked_.reserve(links_.size());
 }
 
 template <Endpoint E>

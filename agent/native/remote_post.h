@@ -48,8 +48,8 @@ bool RemoteTransport<E>::posted(ssize_t result, Operation* operation) {
     const Operation::Kind kind = operation->kind;
     if (operation->ring != nullptr && kind != Operation::Kind::kMarker) {
       link.posted += 1;
-      if (!link.behind) behind_.push_back(&link);  // reserved for every link: no allocation
-      link.behind = true;
+      behind_.add(link);
+      unmarked_.add(link);
     }
     return true;
   }
@@ -88,12 +88,9 @@ void RemoteTransport<E>::abandon(uint32_t rank) {
     }
   }
   add_operations(abandoned_ - before);
-  std::erase_if(behind_, [rank](Link* link) {
-    if (link->rank != rank) return false;
-    link->delivered = link->posted;
-    link->behind = false;
-    return true;
-  });
+  for (const auto& link : links_) {
+    if (link->rank == rank) caught_up(*link);
+  }
   count_.inflight.set(inflight());
 }
 
@@ -224,39 +221,46 @@ bool RemoteTransport<E>::post_marker(Link& link, Ring* ring) {
   if (!posted(endpoint_.write_through(link.peer, scratch_of(link), operation), operation))
     return false;
   link.marked = link.posted;
+  unmarked_.remove(link);
   return true;
 }
 
 template <Endpoint E>
 bool RemoteTransport<E>::drain(Ring& ring, uint64_t& serial) {
   if (behind_.empty()) return true;
-  if (serial == 0) serial = ++drains_;
-  for (size_t i = 0; i < behind_.size();) {
-    Link& link = *behind_[i];
-    if (epoch_->gone(link.rank)) {
-      caught_up(link);
+  auto& cursor = draining_[ring.index()];
+  if (serial == 0) {
+    serial = ++drains_;
+    cursor = {};
+  }
+  while (Link* link = behind_.at(cursor)) {
+    if (epoch_->gone(link->rank)) {
+      caught_up(*link);
       continue;
     }
-    if (link.drain != serial) {
-      if (!post_marker(link, &ring)) return false;
+    if (link->drain != serial) {
+      if (!post_marker(*link, &ring)) return false;
       ring.add_part();
-      link.drain = serial;
+      link->drain = serial;
     }
-    ++i;
+    cursor.pass();
   }
   return true;
 }
 
 template <Endpoint E>
 void RemoteTransport<E>::flush() {
-  for (size_t i = 0; i < behind_.size();) {
-    Link& link = *behind_[i];
-    if (epoch_->gone(link.rank)) {
-      caught_up(link);
-      continue;
+  for (size_t looks = 0; looks < detail::kMaxBatch; ++looks) {
+    Link* link = unmarked_.at(flushing_);
+    if (link == nullptr) {
+      flushing_ = {};
+      return;
     }
-    if (link.marked < link.posted) (void)post_marker(link, nullptr);
-    ++i;
+    if (epoch_->gone(link->rank)) {
+      caught_up(*link);
+    } else if (!post_marker(*link, nullptr)) {
+      flushing_.pass();  // busy: another one's turn
+    }
   }
 }
 
@@ -264,8 +268,8 @@ void RemoteTransport<E>::flush() {
 template <Endpoint E>
 void RemoteTransport<E>::caught_up(Link& link) {
   link.delivered = link.posted;
-  link.behind = false;
-  std::erase(behind_, &link);
+  behind_.remove(link);
+  unmarked_.remove(link);
 }
 
 template <Endpoint E>

@@ -16,6 +16,7 @@
 #include "link.h"
 #include "memory.h"
 #include "transport.h"
+#include "work_list.h"
 
 namespace epfabric::agent {
 
@@ -46,7 +47,8 @@ class RemoteTransport {
   // Makes the DRAIN that `ring` holds wait for every link with undelivered operations; false =
   // busy, call again. `serial` starts as 0 and belongs to the DRAIN.
   bool drain(Ring& ring, uint64_t& serial);
-  // Asks every such link for word, once for what was posted so far.
+  // Asks such links for word, once for what was posted so far, and so many in one call that a turn
+  // stays short.
   void flush();
   uint64_t undelivered() const { return behind_.size(); }
 
@@ -110,7 +112,10 @@ class RemoteTransport {
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
   std::vector<Link*> to_rank_;                // by rank: where this proxy's commands go
   std::vector<Link*> owing_;
-  std::vector<Link*> behind_;
+  WorkList<Link, &Link::behind> behind_;
+  WorkList<Link, &Link::unmarked> unmarked_;
+  WorkList<Link, &Link::unmarked>::Cursor flushing_;
+  std::array<WorkList<Link, &Link::behind>::Cursor, kMaxRings> draining_;  // by ring
   uint64_t drains_ = 0;
   uint64_t now_ns_ = 0;
 };

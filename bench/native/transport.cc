@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "epoch.h"
+#include "fabric_transport.h"
 #include "processes.h"
 #include "session.h"
 
