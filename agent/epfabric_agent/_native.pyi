@@ -9,6 +9,31 @@ def layout(rings: int, depth: int, signals: int, world: int) -> dict[str, int]:
     """Compiled layout of the two segments (slots, pod_bytes, counters, mask, results, signals,
     agent_bytes; plus sizeof and field offsets of the headers); NativeError where out of range."""
 
+class Budget(TypedDict):
+    """Of one session of a group whose ranks are all alike."""
+
+    links: int  # connections (queue pairs) of all its proxies
+    domains: int  # mailboxes in use at one proxy
+    mailboxes: int  # that one proxy makes
+    registrations: int  # pieces of memory, of all its proxies
+    pinned_bytes: int  # of all its proxies, beside the regions
+    queue_entries: int  # of one proxy
+    segment_bytes: int  # shared with the pod
+    signal_words: int
+
+def budget(
+    *,
+    world: int,
+    ranks_per_node: int,
+    proxies: int,
+    rings: int,
+    depth: int,
+    signals: int,
+    regions: int,
+    max_inflight: int,
+) -> Budget:
+    """NativeError where there is no such group."""
+
 @final
 class RegionInfo:
     @property

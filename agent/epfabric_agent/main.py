@@ -1,4 +1,5 @@
-"""The program `epfabric-agent`: one per node; `pki` makes certificates, `nics` restores NICs.
+"""The program `epfabric-agent`: one per node; `pki` makes certificates, `nics` restores NICs,
+`budget` says what groups take.
 
 Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot start or go on;
 3 a proxy did not end in its time, so that only a new process can go on.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from epfabric_agent import heap
 from epfabric_agent.options import (
     Options,
+    budget_parser,
     check_issue,
     nics_parser,
     options_of,
@@ -44,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
             return pki(given[1:])
         if given[:1] == ["nics"]:
             return nics(given[1:])
+        if given[:1] == ["budget"]:
+            return budget(given[1:])
         parsed = parser().parse_args(given)
         logging.basicConfig(
             level=parsed.log_level.upper(),
@@ -113,6 +117,24 @@ def nics(arguments: list[str]) -> int:
         return 0 if asyncio.run(restore(parsed.state_dir)) else 1
     finally:
         os.close(held)
+
+
+def budget(arguments: list[str]) -> int:
+    from dataclasses import replace
+
+    from epfabric_crds import Settings
+
+    from epfabric_agent._native import NativeError
+    from epfabric_agent.budget import table
+
+    parsed = budget_parser().parse_args(arguments)
+    wanted = Settings()
+    settings = replace(wanted, proxies=replace(wanted.proxies, per_gpu=parsed.proxies))
+    try:
+        print(table(settings, parsed.ranks, parsed.ranks_per_node, parsed.regions))
+    except NativeError as error:
+        raise ValueError(str(error)) from error
+    return 0
 
 
 async def serve(options: Options, manifest: Manifest | None) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 from epfabric_crds.names import NODES_NAMESPACE, STATE_DIR
 
+from epfabric_agent.budget import RANKS_PER_NODE, REGIONS, WORLDS
+
 DEFAULT_PORT = 7470
 DAYS = 365
 STOP_S = 20.0
@@ -84,7 +86,7 @@ def parser(environ: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
         description="EPFabric's agent of one node: by default in Kubernetes, as the operator runs "
         "it; with --manifest without Kubernetes.",
         epilog="Keys and certificates for a manifest: epfabric-agent pki --help; NICs as they were "
-        "before: epfabric-agent nics --help",
+        "before: epfabric-agent nics --help; what large groups take: epfabric-agent budget --help",
     )
     for flag, kind, default, value, text in _FLAGS:
         made.add_argument(
@@ -187,4 +189,20 @@ def pki_parser() -> argparse.ArgumentParser:
     issue.add_argument("--address", required=True, help="the IP of its endpoint")
     issue.add_argument("--out", type=Path, help="where NODE.crt, NODE.key, ca.crt go (the folder)")
     issue.add_argument("--days", type=_days, default=DAYS, help=f"its life ({DAYS})")
+    return made
+
+
+def budget_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="epfabric-agent budget",
+        description="What groups take of an agent and its NICs, with a fabric's default settings, "
+        "as a table. Exit status: 0; 2 wrong use, or a group that cannot be.",
+    )
+    made.add_argument("--ranks", type=int, nargs="+", default=WORLDS, help="of the groups")
+    for flag, default, text in (
+        ("--ranks-per-node", RANKS_PER_NODE, "ranks on each node"),
+        ("--proxies", 4, "proxies of a rank (spec.proxies.perGPU)"),
+        ("--regions", REGIONS, "regions that a rank registers"),
+    ):
+        made.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} ({default})")
     return made

@@ -146,6 +146,7 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
 void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
                       const std::vector<RemoteRank>& remote) {
   const auto epoch = make_epoch(plan, local, remote);
+  require_room(*epoch);
   {
     const std::lock_guard lock(mutex_);
     if (!epochs_.emplace(plan.group, epoch).second)
@@ -158,6 +159,20 @@ void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<S
     fail_epoch(plan.group, error.what());
     throw;
   }
+}
+
+// Before anything is connected: what does not fit is refused with the numbers.
+void Core::require_room(const Epoch& epoch) const {
+  if (!fabric_) return;
+  std::vector<uint32_t> local;
+  size_t regions = 0;
+  for (const auto& session : epoch.sessions()) {
+    local.push_back(session->shape().rank);
+    regions = std::max(regions, session->regions().size());
+  }
+  const std::string error = over(epoch.census(), local, epoch.proxies_by_rank(),
+                                 static_cast<uint32_t>(regions), fabric_->limits());
+  if (!error.empty()) throw NativeError(error);
 }
 
 // Waits until every link of every local proxy has carried a write.

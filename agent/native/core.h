@@ -64,6 +64,7 @@ class Core {
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
+  void require_room(const Epoch& epoch) const;
   void connect(const Epoch& epoch);
   void require_open() const;
 

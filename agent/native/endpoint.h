@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,14 @@ namespace epfabric::agent {
 struct RemoteKey {
   uint64_t key = 0;
   uint64_t base = 0;
+};
+
+// What a device still has; `of` says which limit that is and how it is raised.
+struct DeviceLimits {
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+  uint64_t connections = kNone;
+  uint64_t registrations = kNone;  // of one proxy
+  std::string of{};
 };
 
 struct Completion {

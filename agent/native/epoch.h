@@ -11,6 +11,7 @@
 
 #include "barrier.h"
 #include "blob.h"
+#include "budget.h"
 #include "events.h"
 #include "loopback_transport.h"
 
@@ -44,6 +45,8 @@ class Epoch {
   uint32_t node() const { return node_; }
   bool local(uint32_t rank) const { return node_of_[rank] == node_; }
   uint32_t proxies_of(uint32_t rank) const { return proxies_[rank]; }
+  const std::vector<uint32_t>& proxies_by_rank() const { return proxies_; }
+  Census census() const { return {node_of_, proxies_}; }
   const SessionBlob& remote(uint32_t rank) const { return remote_[rank]; }
   std::span<const LocalTarget> targets() const { return targets_; }
   // Of every local session; they live as long as the epoch.

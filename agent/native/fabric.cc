@@ -3,9 +3,11 @@
 
 #include <rdma/fi_errno.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 
 namespace epfabric::agent {
 namespace {
@@ -14,6 +16,7 @@ constexpr uint32_t kApi = FI_VERSION(1, 17);
 constexpr size_t kMaxPoll = 64;
 // One queue is one proxy's share of the NIC: its links' caps are below this.
 constexpr size_t kQueueEntries = 8192;
+constexpr uint64_t kFilesKept = 128;  // for sessions, peers and requests
 
 void check(int error, const std::string& what) {
   if (error != 0) throw NativeError(what + ": " + ::fi_strerror(error < 0 ? -error : error));
@@ -72,6 +75,23 @@ Fabric::Fabric(const std::string& provider, const std::string& address) : addres
   fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
   });
+}
+
+// Over tcp each connection is an open file at both ends.
+DeviceLimits Fabric::limits() const {
+  DeviceLimits out;
+  if (info_->domain_attr->mr_cnt != 0) out.registrations = info_->domain_attr->mr_cnt;
+  rlimit files{};
+  const std::string provider = info_->fabric_attr->prov_name;
+  if (provider.rfind("tcp", 0) != 0 || ::getrlimit(RLIMIT_NOFILE, &files) != 0) return out;
+  std::error_code ignored;
+  uint64_t taken = kFilesKept;
+  const std::filesystem::directory_iterator open("/proc/self/fd", ignored);
+  taken += static_cast<uint64_t>(std::distance(begin(open), end(open)));
+  out.connections = files.rlim_cur > taken ? files.rlim_cur - taken : 0;
+  out.of = "of " + std::to_string(files.rlim_cur) +
+           " files that the agent may have open, others are in use or kept: ulimit -n, LimitNOFILE";
+  return out;
 }
 
 FabricEndpoint::FabricEndpoint(const Fabric& fabric) : fabric_(fabric.get()) {

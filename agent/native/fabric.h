@@ -32,6 +32,8 @@ using Fid = std::unique_ptr<T, FidCloser<T>>;
 class Fabric {
  public:
   Fabric(const std::string& provider, const std::string& address);
+  // What is left for connections of this process's endpoints, as far as the provider has a limit.
+  DeviceLimits limits() const;
   const fi_info& info() const { return *info_; }
   const std::string& address() const { return address_; }
   fid_fabric* get() const { return fabric_.get(); }

@@ -61,6 +61,29 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
   return out;
 }
 
+nb::dict budget_dict(uint32_t world, uint32_t ranks_per_node, uint32_t proxies, uint32_t rings,
+                     uint32_t depth, uint32_t signals, uint32_t regions, uint32_t inflight) {
+  if (!layout_valid(rings, depth, signals, world) || ranks_per_node == 0 || proxies == 0 ||
+      proxies > kMaxProxies || regions > kMaxRegions) {
+    throw NativeError("a group like that cannot be: world 1-4096, proxies 1-16, rings 1-64");
+  }
+  std::vector<uint32_t> node_of(world);
+  for (uint32_t rank = 0; rank < world; ++rank) node_of[rank] = rank / ranks_per_node;
+  const std::vector<uint32_t> each(world, proxies);
+  const Budget at = budget_of({0, world, rings, depth, signals}, Census(node_of, each), proxies,
+                              regions, inflight);
+  nb::dict out;
+  out["links"] = at.links;
+  out["domains"] = at.domains;
+  out["mailboxes"] = at.mailboxes;
+  out["registrations"] = at.registrations;
+  out["pinned_bytes"] = at.pinned_bytes;
+  out["queue_entries"] = at.queue_entries;
+  out["segment_bytes"] = at.segment_bytes;
+  out["signal_words"] = at.signal_words;
+  return out;
+}
+
 nb::dict by_reason(const std::array<Count, static_cast<size_t>(Refusal::kCount)>& counts) {
   nb::dict out;
   for (size_t i = 1; i < counts.size(); ++i) {
@@ -361,6 +384,8 @@ void bind_core(nb::module_& module) {
 NB_MODULE(_native, module) {
   nb::exception<NativeError>(module, "NativeError", PyExc_RuntimeError);
   module.def("layout", &layout_dict, "rings"_a, "depth"_a, "signals"_a, "world"_a);
+  module.def("budget", &budget_dict, nb::kw_only(), "world"_a, "ranks_per_node"_a, "proxies"_a,
+             "rings"_a, "depth"_a, "signals"_a, "regions"_a, "max_inflight"_a);
   bind_session(module);
   bind_core(module);
 }

@@ -11,23 +11,6 @@ namespace detail {
 
 inline constexpr size_t kMaxBatch = 64;
 
-// Proxy `s` of a rank with `ps` proxies and proxy `j` of one with `pj` talk to each other where
-// either sends to the other: i sends to i modulo the other's number. Symmetric, so that credits
-// have a way back.
-inline bool partners(uint32_t s, uint32_t ps, uint32_t j, uint32_t pj) {
-  return s % pj == j || j % ps == s;
-}
-
-inline uint32_t partners_below(uint32_t s_end, uint32_t ps, uint32_t j, uint32_t pj) {
-  uint32_t out = 0;
-  for (uint32_t s = 0; s < s_end; ++s) out += partners(s, ps, j, pj) ? 1 : 0;
-  return out;
-}
-
-inline uint32_t room_for_domains(uint32_t world, uint32_t proxies) {
-  return std::min(kMaxDomains, world * (kMaxProxies / proxies + 1));
-}
-
 }  // namespace detail
 
 template <Endpoint E>
@@ -39,7 +22,7 @@ RemoteTransport<E>::RemoteTransport(const Network& network, uint32_t index, cons
       own_proxies_(proxies),
       limits_(limits),
       count_(count),
-      domains_(detail::room_for_domains(shape.world, proxies)),
+      domains_(room_for_domains(shape.world, proxies)),
       endpoint_(network),
       mailboxes_(
           Mapping::anonymous(uint64_t{domains_} * kMailboxBytes + kScratchBytes, "mailboxes")),
@@ -48,7 +31,7 @@ RemoteTransport<E>::RemoteTransport(const Network& network, uint32_t index, cons
       mailbox_key_(endpoint_.register_memory(mailboxes_.data(), mailboxes_.bytes())),
       staging_key_(endpoint_.register_memory(staging_.data(), staging_.bytes())),
       completions_(detail::kMaxBatch) {
-  add_operations(std::max(kOperations, 2 * limits.inflight));  // no rank takes all
+  add_operations(operations_of(limits.inflight));  // no rank takes all
   regions_.reserve(kMaxRegions);
 }
 
@@ -71,7 +54,7 @@ void RemoteTransport<E>::open(Epoch& epoch) {
     if (epoch.local(rank)) continue;
     const uint32_t others = epoch.proxies_of(rank);
     for (uint32_t s = 0; s < others; ++s) {
-      if (detail::partners(s, others, index_, own_proxies_))
+      if (partners(s, others, index_, own_proxies_))
         add_link(rank, s, static_cast<uint32_t>(links_.size()));
     }
   }
@@ -83,12 +66,9 @@ void RemoteTransport<E>::open(Epoch& epoch) {
 template <Endpoint E>
 void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain) {
   const uint32_t their_domain = domain_at(rank, proxy);
-  const uint32_t their_room = detail::room_for_domains(shape_.world, epoch_->proxies_of(rank));
-  if (own_domain >= domains_ || their_domain >= their_room) {
-    throw NativeError("the group needs more than " +
-                      std::to_string(std::min(domains_, their_room)) +
-                      " mailboxes at one proxy: give each rank more proxies, or fewer ranks");
-  }
+  const uint32_t their_room = room_for_domains(shape_.world, epoch_->proxies_of(rank));
+  if (own_domain >= domains_ || their_domain >= their_room)
+    throw NativeError("more mailboxes at one proxy than budget.h said");
   const ProxyBlob& blob = epoch_->remote(rank).proxies[proxy];
   auto link = std::make_unique<Link>();
   link->rank = rank;
@@ -112,9 +92,9 @@ uint32_t RemoteTransport<E>::domain_at(uint32_t rank, uint32_t proxy) const {
   for (uint32_t source = 0; source < shape_.rank; ++source) {
     if (epoch_->node_of(source) == epoch_->node_of(rank)) continue;
     const uint32_t proxies = epoch_->proxies_of(source);
-    out += detail::partners_below(proxies, proxies, proxy, theirs);
+    out += partners_below(proxies, proxies, proxy, theirs);
   }
-  return out + detail::partners_below(index_, own_proxies_, proxy, theirs);
+  return out + partners_below(index_, own_proxies_, proxy, theirs);
 }
 
 template <Endpoint E>

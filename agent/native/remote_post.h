@@ -206,7 +206,7 @@ bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operatio
 // Eight bytes that nobody reads, to the page behind the peer's mailboxes.
 template <Endpoint E>
 Piece RemoteTransport<E>::scratch_of(const Link& link) const {
-  const uint64_t room = detail::room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
+  const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
   const RemoteKey& mailbox = epoch_->remote(link.rank).proxies[link.proxy].mailbox;
   return {staging_.data() + uint64_t{domains_} * kMailboxBytes, staging_key_.descriptor, 8,
           mailbox.base + room * kMailboxBytes, mailbox.key};

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "budget.h"
 #include "epoch.h"
 #include "link.h"
 #include "memory.h"
@@ -69,9 +70,6 @@ class RemoteTransport {
   RecordView view_of(const Link& link) const;
 
  private:
-  static constexpr uint32_t kOperations = 4096;  // at least, per proxy: of the NIC's queue
-  static constexpr uint64_t kScratchBytes = 4096;
-
   bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring,
                    const Piece* payload = nullptr);
   bool post_marker(Link& link, Ring* ring);

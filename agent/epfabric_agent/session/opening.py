@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from epfabric import limits, messages
 from epfabric.layout import layout_of
 
+from epfabric_agent.budget import MAILBOX_BYTES
 from epfabric_agent.groups.local_rank import LocalRank, Refusal
 from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
@@ -94,7 +95,9 @@ def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> tuple[G
     settings = services.settings
     layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, hello.world_size)
     grant = services.quota.grant(pod, layout.pod_bytes + layout.agent_bytes)
-    own_bytes = grant.bytes + settings.proxies.per_gpu * PROXY_BYTES
+    # All ranks may be elsewhere; then each proxy has a link to each of them.
+    proxy_bytes = PROXY_BYTES + hello.world_size * MAILBOX_BYTES
+    own_bytes = grant.bytes + settings.proxies.per_gpu * proxy_bytes
     try:
         services.room.take(own_bytes)
         try:

@@ -1,0 +1,69 @@
+"""What groups of many ranks take of an agent and its NIC; for `epfabric-agent budget` and sessions.
+
+The numbers are the core's own (agent/native/budget.h), by which it makes mailboxes and refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from epfabric_crds import Settings
+
+if TYPE_CHECKING:
+    from epfabric_agent._native import Budget
+
+WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
+RANKS_PER_NODE = 8
+REGIONS = 2
+MAILBOX_BYTES = 2 * 64 * 32
+"""What a link touches of the agent's memory: a mailbox, and the records to send."""
+_MIB = 1 << 20
+_HEADER = (
+    "| ranks | connections of a GPU | of a node | mailboxes of a proxy: used, made | send queue | "
+    "registrations of a GPU | pinned for a GPU | for a node | segments of a GPU | signal words |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int) -> Budget:
+    """Of one rank; all ranks have as many proxies. Raises NativeError for what cannot be."""
+    from epfabric_agent._native import budget
+
+    return budget(
+        world=world,
+        ranks_per_node=ranks_per_node,
+        proxies=settings.proxies.per_gpu,
+        rings=settings.rings,
+        depth=settings.fifo.depth,
+        signals=settings.fifo.signals,
+        regions=regions,
+        max_inflight=settings.proxies.max_inflight,
+    )
+
+
+def table(
+    settings: Settings,
+    worlds: Iterable[int] = WORLDS,
+    ranks_per_node: int = RANKS_PER_NODE,
+    regions: int = REGIONS,
+) -> str:
+    """Markdown, a row for each size of group. Raises NativeError for what cannot be."""
+    lines = [_HEADER]
+    for world in worlds:
+        at = budget_of(settings, world, ranks_per_node, regions)
+        here = min(world, ranks_per_node)
+        cells = (
+            world,
+            at["links"],
+            here * at["links"],
+            f"{at['domains']}, {at['mailboxes']}",
+            at["queue_entries"],
+            at["registrations"],
+            f"{at['pinned_bytes'] / _MIB:.1f} MiB",
+            f"{here * at['pinned_bytes'] / _MIB:.0f} MiB",
+            f"{at['segment_bytes'] / _MIB:.1f} MiB",
+            at["signal_words"],
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
