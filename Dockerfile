@@ -17,7 +17,7 @@ ENV UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/usr/bin/python3 UV_PR
     CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_BUILD_PARALLEL_LEVEL=2
 RUN if [ -f /mnt/env ]; then . /mnt/env; fi; set -e; apt-get update; \
     DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io \
-      ccache cmake g++ libfabric-dev ninja-build pkg-config python3-dev python3-venv; \
+      ccache cmake g++ libfabric-dev libibverbs-dev ninja-build pkg-config python3-dev python3-venv; \
     python3 -m venv /opt/tools; /opt/tools/bin/pip install uv==${UV_VERSION}
 WORKDIR /src
 COPY . .

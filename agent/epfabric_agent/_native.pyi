@@ -1,5 +1,6 @@
 """Types of the C++ core (agent/native), for the agent. Every call that blocks has a bound."""
 
+from collections.abc import Sequence
 from typing import TypedDict, final
 
 class NativeError(RuntimeError):
@@ -79,7 +80,7 @@ class RingCount(TypedDict):
 class DestinationCount(TypedDict):
     rank: int
     node: int  # index in open_epoch's nodes
-    transport: str  # "loopback" or "libfabric"
+    transport: str  # "loopback", "libfabric" or "verbs"
     writes: int
     bytes: int
     signals: int
@@ -188,6 +189,7 @@ class Core:
         histogram_scale: int = 5,
         stall_timeout_ms: int = 10000,
         connect_timeout_ms: int = 10000,
+        ports: Sequence[tuple[str, int, str]] = (),
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
         an epoch fails when a peer acknowledges nothing for that long though it should."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from epfabric_agent.groups.hub import Hub
+from epfabric_agent.topology.transport import Port
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
@@ -26,6 +27,7 @@ class CoreSettings:
     """What a core is made with; a change of it needs a new core."""
 
     provider: str
+    ports: tuple[Port, ...]
     drain_batch: int
     max_inflight: int
     max_inflight_bytes: int

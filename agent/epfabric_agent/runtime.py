@@ -24,6 +24,7 @@ from epfabric_agent.core_edge import CoreEdge, CoreSettings
 from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
 from epfabric_agent.nic.report import NicReport
+from epfabric_agent.nic.selector import rdma_devices_of
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
@@ -120,7 +121,12 @@ class Runtime:
         `cordon`: why sessions of groups that are not here yet are refused; empty where none is.
         """
         self._inventory = await asyncio.to_thread(discover, self._machine)
-        choice = choose(settings.transport, self._inventory.rdma_devices)
+        choice = choose(
+            settings.transport,
+            settings.nics,
+            self._inventory.rdma_ports,
+            rdma_devices_of(settings.nics.selector, self._inventory.topology.nics),
+        )
         if choice != self._choice:
             log = _log.info if choice.usable else _log.warning
             log("transport %s: %s", choice.type or "none", choice.reason)
@@ -329,6 +335,7 @@ def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
     proxies = settings.proxies
     return CoreSettings(
         provider=choice.provider,
+        ports=choice.ports,
         drain_batch=min(proxies.drain_batch, 64),
         max_inflight=proxies.max_inflight,
         max_inflight_bytes=proxies.max_inflight_bytes,

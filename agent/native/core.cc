@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "deadline.h"
+#include "verbs_endpoint.h"
 
 namespace epfabric::agent {
 namespace {
@@ -50,6 +51,7 @@ void check_settings(const CoreSettings& settings) {
   require(::inet_pton(AF_INET, settings.address.c_str(), &ignored) == 1 ||
               ::inet_pton(AF_INET6, settings.address.c_str(), &ignored) == 1,
           "the agent's address '" + settings.address + "' is not an IP address");
+  require(settings.ports.empty(), "a core uses libfabric or verbs, not both");
 }
 
 }  // namespace
@@ -65,6 +67,11 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
   proxy_settings_.limits = settings.limits;
   proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
+  proxy_settings_.ports = settings.ports;
+  for (VerbsPort& port : proxy_settings_.ports) {
+    port.inflight = settings.limits.inflight;
+    const VerbsEndpoint trial(port);
+  }
 }
 
 Core::~Core() {
@@ -109,7 +116,7 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
   for (const RemoteRank& rank : remote) {
     if (rank.rank >= world)
       throw NativeError("remote rank " + std::to_string(rank.rank) + " is not in the group");
-    if (!fabric_) {
+    if (!fabric_ && settings_.ports.empty()) {
       throw NativeError(
           "rank " + std::to_string(rank.rank) +
           " is on another node, but this agent has no network transport: set spec.transport");

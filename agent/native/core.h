@@ -21,6 +21,7 @@ struct CoreSettings {
   std::string idle = "adaptive";
   int histogram_scale = 5;
   uint64_t connect_timeout_ns = 10'000'000'000;
+  std::vector<VerbsPort> ports{};  // where verbs moves the data; `provider` is empty then
 };
 
 struct RemoteRank {

@@ -1,5 +1,5 @@
 // The seam between remote_transport.h and a network: what an endpoint (one per proxy, used by its
-// thread only) can do. A compile-time concept; fabric.h satisfies it.
+// thread only) can do. A compile-time concept; fabric.h and verbs_endpoint.h satisfy it.
 #pragma once
 
 #include <sys/types.h>
@@ -67,8 +67,10 @@ using Pieces = std::span<const Piece>;
 // registered while it lives. A post of 1-kMaxPieces pieces returns 0, -EAGAIN (busy: try again), or
 // another error; it completes when its source may be reused, in write_through() when it and every
 // earlier write to that peer is visible there. gathers(): a write may have two pieces. A peer takes
-// writes once it is met(); meet() tries, off the path of commands. wait_fd() becomes readable when
-// poll() may find something, or is kNoWaitFd, or kPollFirst. Set-up throws NativeError.
+// writes once it is met(); meet() tries, off the path of commands. attend() looks at what befell
+// the device, off that path too; fault() says why a peer cannot be reached any more, or nothing.
+// wait_fd() becomes readable when poll() may find something, or is kNoWaitFd, or kPollFirst. Set-up
+// throws NativeError.
 template <class T>
 concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const PeerAddress& at,
                             PeerIndex peer, Pieces pieces, const Piece& piece, uint32_t imm,
@@ -79,6 +81,8 @@ concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const P
   { endpoint.insert(at) } -> std::same_as<PeerIndex>;
   { endpoint.meet() };
   { endpoint.met(peer) } -> std::same_as<bool>;
+  { endpoint.attend() };
+  { endpoint.fault(peer) } -> std::same_as<const std::string&>;
   { endpoint.max_bytes() } -> std::same_as<uint64_t>;
   { endpoint.gathers() } -> std::same_as<bool>;
   { endpoint.write(peer, pieces, context) } -> std::same_as<ssize_t>;

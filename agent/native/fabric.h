@@ -64,6 +64,8 @@ class FabricEndpoint {
   PeerIndex insert(const PeerAddress& peer);
   void meet() {}
   bool met(PeerIndex) const { return true; }  // the provider connects at the first write
+  void attend() {}
+  const std::string& fault(PeerIndex) const { return no_fault_; }  // the completions tell
   uint64_t max_bytes() const { return max_bytes_; }
   int wait_fd();
 
@@ -83,6 +85,7 @@ class FabricEndpoint {
  private:
   ssize_t post(PeerIndex peer, Pieces pieces, uint64_t imm, uint64_t flags, void* context);
 
+  const std::string no_fault_;
   fid_fabric* fabric_;
   int wait_fd_ = -1;  // the queue's
   uint64_t max_bytes_ = 0;

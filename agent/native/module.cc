@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -138,7 +139,7 @@ nb::list destination_list(const Session& session) {
     nb::dict row;
     row["rank"] = rank;
     row["node"] = session.node_of(rank);
-    row["transport"] = session.is_local(rank) ? "loopback" : "libfabric";
+    row["transport"] = session.is_local(rank) ? "loopback" : session.network();
     row["writes"] = writes;
     row["bytes"] = bytes;
     row["signals"] = signals;
@@ -314,19 +315,23 @@ void bind_core(nb::module_& module) {
           "__init__",
           [](Core* self, const std::string& address, const std::string& provider,
              uint32_t drain_batch, uint32_t max_inflight, uint64_t max_inflight_bytes,
-             const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms) {
+             const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms,
+             const std::vector<std::tuple<std::string, uint8_t, std::string>>& ports) {
+            std::vector<VerbsPort> verbs;
+            for (const auto& [device, port, gid] : ports) verbs.push_back({device, port, gid});
             new (self) Core({address,
                              provider,
                              drain_batch,
                              {max_inflight, max_inflight_bytes, stall_ms * kMs},
                              idle,
                              histogram_scale,
-                             connect_ms * kMs});
+                             connect_ms * kMs,
+                             std::move(verbs)});
           },
           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000,
-          Unlocked())
+          "ports"_a = std::vector<std::tuple<std::string, uint8_t, std::string>>{}, Unlocked())
       .def(
           "open_session",
           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,

@@ -16,6 +16,7 @@
 #include "loop.h"
 #include "loop_commands.h"
 #include "loop_turn.h"
+#include "verbs_transport.h"
 
 namespace epfabric::agent {
 namespace {
@@ -76,7 +77,7 @@ void Proxy::main() {
     if (settings_.serve) {
       settings_.serve(*this);
     } else {
-      serve_fabric();
+      serve_remote();
     }
   } catch (const std::exception& failed) {  // NativeError, or no memory
     error = failed.what();
@@ -92,19 +93,25 @@ void Proxy::main() {
   changed_.notify_all();
 }
 
-void Proxy::serve_fabric() {
-  if (settings_.fabric == nullptr) {
+void Proxy::serve_remote() {
+  if (!settings_.ports.empty()) {
+    serve<VerbsTransport>(settings_.ports[index_ % settings_.ports.size()]);
+  } else if (settings_.fabric != nullptr) {
+    serve<FabricTransport>(*settings_.fabric);
+  } else {
     NoRemote remote;
     Loop<NoRemote> loop(*this, remote);
     started();
     loop.run();
-    return;
   }
-  FabricTransport remote(*settings_.fabric, index_, segments_.shape(), proxies_, settings_.limits,
-                         count_);
+}
+
+template <class Remote, class Network>
+void Proxy::serve(const Network& network) {
+  Remote remote(network, index_, segments_.shape(), proxies_, settings_.limits, count_);
   address_ = remote.address();
   mailbox_ = remote.mailbox();
-  Loop<FabricTransport> loop(*this, remote);
+  Loop<Remote> loop(*this, remote);
   started();
   loop.run();
 }

@@ -16,6 +16,7 @@
 #include "idle.h"
 #include "link.h"
 #include "ring.h"
+#include "verbs_device.h"
 
 namespace epfabric::agent {
 
@@ -25,7 +26,12 @@ struct ProxySettings {
   uint32_t drain_batch = 32;
   IdleMode idle = IdleMode::kAdaptive;
   Limits limits;
-  const Fabric* fabric = nullptr;  // nullptr: same node only
+  const Fabric* fabric = nullptr;  // nullptr: same node only, but for `ports`
+  std::vector<VerbsPort> ports;    // proxy i uses the one at i modulo their number
+  const char* network() const {
+    if (!ports.empty()) return "verbs";
+    return fabric != nullptr ? "libfabric" : "none";
+  }
   // What a proxy's thread runs in place of the loop over `fabric`: calls Proxy::started(), then a
   // Loop over a transport of its own (benches).
   std::function<void(Proxy&)> serve;
@@ -84,7 +90,9 @@ class Proxy {
   friend class Loop;
 
   void main();
-  void serve_fabric();
+  void serve_remote();
+  template <class Remote, class Network>
+  void serve(const Network& network);
   void pin();
   void end();
   Request* pending_request();

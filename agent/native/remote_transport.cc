@@ -1,6 +1,7 @@
 // The remote transports that there are.
 #include "fabric_transport.h"
 #include "remote_post.h"
+#include "verbs_transport.h"
 
 namespace epfabric::agent {
 
@@ -8,5 +9,10 @@ template class RemoteTransport<FabricEndpoint>;
 template RemoteTransport<FabricEndpoint>::RemoteTransport(const Fabric&, uint32_t, const Shape&,
                                                           uint32_t, const Limits&, ProxyCount&);
 static_assert(Transport<FabricTransport>);
+
+template class RemoteTransport<VerbsEndpoint>;
+template RemoteTransport<VerbsEndpoint>::RemoteTransport(const VerbsPort&, uint32_t, const Shape&,
+                                                         uint32_t, const Limits&, ProxyCount&);
+static_assert(Transport<VerbsTransport>);
 
 }  // namespace epfabric::agent

@@ -203,11 +203,14 @@ template <Endpoint E>
 template <class Lose>
 void RemoteTransport<E>::watch(Lose&& lose) {
   if (lost_ > 0) release_lost();
+  endpoint_.attend();
   for (const auto& link : links_) {
     if (epoch_ == nullptr || epoch_->gone(link->rank)) continue;
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
-    if (link->error != 0) {
+    if (const std::string& fault = endpoint_.fault(link->peer); !fault.empty()) {
+      lose(link->rank, fault);
+    } else if (link->error != 0) {
       lose(link->rank, std::string("a write to it cannot be posted: ") + E::text_of(link->error));
     } else if (waits || busy) {
       lose(link->rank,

@@ -26,6 +26,7 @@ uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); 
 Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
+      network_(proxies.network()),
       segments_(settings.shape),
       keys_(settings.cpus.size()),
       nodes_(settings.shape.world) {

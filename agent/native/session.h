@@ -67,6 +67,8 @@ class Session {
   uint64_t region_bytes() const;
   // Where ranks are; 0 before the epoch. Counters are read at any time, so these are atomic.
   uint32_t node_of(uint32_t rank) const { return nodes_[rank].load(std::memory_order_relaxed); }
+  // What moves data to ranks of other nodes.
+  const char* network() const { return network_; }
   bool is_local(uint32_t rank) const { return node_of(rank) == node_of(shape().rank); }
 
  private:
@@ -77,6 +79,7 @@ class Session {
 
   const uint64_t group_;
   const uint64_t quota_bytes_;
+  const char* const network_;
   Segments segments_;
   std::vector<Region> regions_;  // never reallocates: proxies point into it
   std::vector<std::unique_ptr<Ring>> rings_;

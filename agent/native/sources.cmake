@@ -5,7 +5,8 @@ find_package(Threads REQUIRED)
 
 set(EPFABRIC_NATIVE_DIR ${CMAKE_CURRENT_LIST_DIR})
 set(EPFABRIC_CORE_SOURCES "")
-foreach(name barrier blob budget core epoch fabric proxy region remote_transport segment session)
+foreach(name barrier blob budget core epoch fabric ibverbs proxy region remote_transport segment
+    session verbs_device verbs_endpoint verbs_setup)
   list(APPEND EPFABRIC_CORE_SOURCES ${EPFABRIC_NATIVE_DIR}/${name}.cc)
 endforeach()
 
@@ -14,5 +15,5 @@ function(epfabric_core_target target)
   target_include_directories(${target} PRIVATE ${EPFABRIC_NATIVE_DIR}
     ${EPFABRIC_NATIVE_DIR}/../../kernels/epfabric/include)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Werror)
-  target_link_libraries(${target} PRIVATE PkgConfig::LIBFABRIC Threads::Threads)
+  target_link_libraries(${target} PRIVATE PkgConfig::LIBFABRIC Threads::Threads ${CMAKE_DL_LIBS})
 endfunction()

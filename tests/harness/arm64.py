@@ -27,6 +27,7 @@ PACKAGES = (
     "doctest-dev",
     "libc6-dev",
     "libfabric-dev",
+    "libibverbs-dev",
     "libpython3-dev",
     "libpython3-stdlib",
     "libstdc++6",

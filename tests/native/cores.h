@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core.h"
@@ -23,6 +24,7 @@ struct GroupShape {
   uint32_t signals = 4;
   uint64_t bytes = 1 << 20;  // of each rank's region
   CoreSettings settings{};
+  std::vector<std::vector<VerbsPort>> ports{};  // by node, where verbs moves the data
 };
 
 // What a pod holds: producers, its region, the words that end a wait.
@@ -86,12 +88,15 @@ struct CoreGroup {
     for (uint32_t node = 0; node < shape.nodes.size(); ++node) {
       CoreSettings settings = shape.settings;
       settings.address = "127.0.2." + std::to_string(node + 1);
+      if (!shape.ports.empty()) settings.ports = shape.ports[node];
       cores.push_back(std::make_unique<Core>(settings));
       for (const uint32_t rank : shape.nodes[node]) {
         pods[rank] = make_pod(*cores.back(), shape, world, rank, shape.proxies[node]);
         node_of[rank] = node;
       }
     }
+    std::vector<std::thread> opening;  // an end may wait for the other one
+    std::vector<std::string> failures(cores.size());
     for (uint32_t node = 0; node < shape.nodes.size(); ++node) {
       std::vector<std::shared_ptr<Session>> local;
       std::vector<RemoteRank> remote;
@@ -101,8 +106,16 @@ struct CoreGroup {
         if (node_of[rank] != node)
           remote.push_back({rank, node_of[rank], encode(session.describe())});
       }
-      cores[node]->open_epoch({1, 1, 0, kTestLimitNs, shape.nodes}, local, remote);
+      opening.emplace_back([this, &shape, &failures, node, local, remote] {
+        try {
+          cores[node]->open_epoch({1, 1, 0, kTestLimitNs, shape.nodes}, local, remote);
+        } catch (const NativeError& error) {
+          failures[node] = error.what();
+        }
+      });
     }
+    for (std::thread& thread : opening) thread.join();
+    for (const std::string& failure : failures) REQUIRE(failure == "");
     for (const auto& core : cores) core->start_epoch(1);
   }
 

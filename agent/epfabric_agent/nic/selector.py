@@ -6,6 +6,7 @@ import fnmatch
 import ipaddress
 from collections.abc import Iterable
 
+from epfabric_crds import node
 from epfabric_crds.settings import NicSelector
 
 from epfabric_agent.nic.facts import Nic
@@ -25,6 +26,26 @@ def selects(selector: NicSelector | None, nic: Nic) -> bool:
         and (not chosen.pci_addresses or nic.pci_address in chosen.pci_addresses)
         and (not chosen.names or _named(chosen.names, (nic.name, nic.rdma_device)))
         and (not chosen.cidrs or _within(chosen.cidrs, nic.addresses))
+    )
+
+
+def rdma_devices_of(selector: NicSelector | None, nics: Iterable[node.Nic]) -> frozenset[str]:
+    """The fabric's RDMA devices, among the NICs of the node's status."""
+    return frozenset(
+        nic.rdma_device
+        for nic in nics
+        if nic.rdma_device
+        and selects(
+            selector,
+            Nic(
+                name=nic.name,
+                driver=nic.driver or "",
+                pci_address=nic.pci_address or "",
+                rdma_device=nic.rdma_device,
+                hardware=True,
+                addresses=nic.addresses,
+            ),
+        )
     )
 
 

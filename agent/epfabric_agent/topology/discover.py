@@ -11,14 +11,14 @@ from epfabric_agent.topology.gpus import find_gpus
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.nics import find_nics
 from epfabric_agent.topology.numa import find_cpus, numa_nodes
-from epfabric_agent.topology.rdma import openable_devices
+from epfabric_agent.topology.rdma import RdmaPort, find_ports
 
 
 @dataclass(frozen=True)
 class Inventory:
     cpus: Cpus
     topology: Topology
-    rdma_devices: tuple[str, ...]
+    rdma_ports: tuple[RdmaPort, ...]
 
 
 def discover(machine: Machine) -> Inventory:
@@ -30,4 +30,4 @@ def discover(machine: Machine) -> Inventory:
         gpus=find_gpus(machine),
         nics=find_nics(machine),
     )
-    return Inventory(cpus, topology, openable_devices())
+    return Inventory(cpus, topology, find_ports())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from epfabric_crds.settings import Transport
+from epfabric_crds.settings import Nics, Transport
+
+from epfabric_agent.topology.rdma import RdmaPort, choose_gid
 
 TCP = "tcp;ofi_rxm"
+Port = tuple[str, int, str]
+"""Device, port, GID: what the core opens."""
 
 
 @dataclass(frozen=True)
@@ -17,19 +21,36 @@ class Choice:
     type: str
     provider: str
     reason: str
+    ports: tuple[Port, ...] = ()
+    """Those that verbs moves the data over; a proxy has one of them."""
 
     @property
     def usable(self) -> bool:
         return bool(self.type)
 
 
-def choose(wanted: Transport, rdma_devices: Collection[str]) -> Choice:
-    """`rdma_devices`: those that verbs can open on this node."""
+def choose(
+    wanted: Transport, nics: Nics, ports: Sequence[RdmaPort], meant: Collection[str]
+) -> Choice:
+    """`ports`: those of devices that verbs can open; `meant`: the fabric's devices."""
     if wanted.type == "loopback":
         return Choice("loopback", "", "spec.transport.type is loopback: groups stay on their node")
-    found = _found(rdma_devices)
+    cidrs = nics.selector.cidrs if nics.selector else ()
+    usable: list[Port] = []
+    unfit: list[str] = []
+    for port in ports:
+        gid = choose_gid(port.gids, nics.roce_mode, cidrs)
+        if why := _unfit(port, gid, meant, nics.roce_mode or "v2"):
+            unfit.append(f"{port.device} {why}")
+        else:
+            usable.append((port.device, port.number, gid))
+    if usable and wanted.type != "libfabric":
+        by = "spec.transport.type is verbs" if wanted.type == "verbs" else "type is auto"
+        named = ", ".join(f"{device} ({gid})" for device, _, gid in usable[:8])
+        return Choice("verbs", "", f"{by}; over {named}", tuple(usable))
+    found = _found(usable, unfit)
     if wanted.type == "verbs":
-        return _none(f"{found}; this agent has no verbs transport: choose libfabric or auto")
+        return _none(f"{found}: bring one up or choose it by spec.nics.selector, or choose auto")
     if wanted.allow_tcp:
         by = "spec.transport.type is libfabric" if wanted.type == "libfabric" else "type is auto"
         return Choice("libfabric", TCP, f"{by}; {found}; tcp is allowed (allowTcp)")
@@ -39,11 +60,21 @@ def choose(wanted: Transport, rdma_devices: Collection[str]) -> Choice:
     )
 
 
-def _found(rdma_devices: Collection[str]) -> str:
-    if not rdma_devices:
-        return "no RDMA NIC was found"
-    listed = ", ".join(sorted(rdma_devices)[:8])
-    return f"the RDMA NIC(s) {listed} cannot be driven by this agent yet"
+def _unfit(port: RdmaPort, gid: str, meant: Collection[str], roce: str) -> str:
+    if port.device not in meant:
+        return "is not among spec.nics"
+    if not port.active:
+        return f"is down (port {port.number})"
+    return "" if gid else f"has no GID of RoCE {roce}: give its interface an address"
+
+
+def _found(usable: Sequence[Port], unfit: Sequence[str]) -> str:
+    if usable:
+        listed = ", ".join(device for device, _, _ in usable[:8])
+        return f"the RDMA NIC(s) {listed} are for verbs"
+    if unfit:
+        return f"no RDMA NIC can be used: {'; '.join(unfit[:8])}"
+    return "no RDMA NIC was found"
 
 
 def _none(reason: str) -> Choice:

@@ -9,6 +9,7 @@ import pytest
 from epfabric_agent.groups.ranges import format_ranges, parse_ranges, spoken
 from epfabric_agent.groups.state import GroupState, NodePart
 from epfabric_agent.kube.group_object import Report, coordinator_of, main_part, status_part
+from epfabric_agent.nic.selector import rdma_devices_of
 from epfabric_agent.peers.authorize import refusal
 from epfabric_agent.peers.client import Agent
 from epfabric_agent.pki.identity import node_of
@@ -17,10 +18,12 @@ from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.session.quota import MAX_POD_SESSIONS, Quota, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.topology.cpus import UNPINNED, CpuLedger, Cpus, place, usable
+from epfabric_agent.topology.rdma import ROCE_V2, Gid, RdmaPort
 from epfabric_agent.topology.transport import TCP, choose
 from epfabric_crds.definitions import problems
 from epfabric_crds.group import BarrierStatistics
-from epfabric_crds.settings import Transport
+from epfabric_crds.node import Nic
+from epfabric_crds.settings import Nics, NicSelector, Transport
 
 TWO_NODES = Cpus(tuple(range(8)), {cpu: cpu // 4 for cpu in range(8)})
 
@@ -82,16 +85,55 @@ def test_usable_cpus_are_those_that_every_limit_allows() -> None:
     assert usable([(), ()]) == ()
 
 
+def rdma_port(device: str, *gids: str, active: bool = True) -> RdmaPort:
+    return RdmaPort(device, 1, active, tuple(Gid(gid, ROCE_V2) for gid in gids))
+
+
 def test_auto_never_picks_tcp_unless_allowed() -> None:
-    for devices in ((), ("mlx5_0",)):
-        refused = choose(Transport(), devices)
+    for ports in ((), (rdma_port("mlx5_0", "10.0.0.1"),)):
+        refused = choose(Transport(), Nics(), ports, ())
         assert not refused.usable
         assert "allowTcp" in refused.reason
-        allowed = choose(Transport(allow_tcp=True), devices)
+        allowed = choose(Transport(allow_tcp=True), Nics(), ports, ())
         assert (allowed.type, allowed.provider) == ("libfabric", TCP)
-    assert not choose(Transport(type="libfabric"), ()).usable
-    assert not choose(Transport(type="verbs", allow_tcp=True), ()).usable
-    assert choose(Transport(type="loopback"), ()).provider == ""
+    assert not choose(Transport(type="libfabric"), Nics(), (), ()).usable
+    assert not choose(Transport(type="verbs", allow_tcp=True), Nics(), (), ()).usable
+    assert choose(Transport(type="loopback"), Nics(), (), ()).provider == ""
+
+
+def test_verbs_is_chosen_where_a_nic_of_the_fabric_can_be_used() -> None:
+    ports = (
+        rdma_port("mlx5_0", "10.0.0.1", "10.0.0.2"),
+        rdma_port("mlx5_1", "10.0.1.1"),
+        rdma_port("mlx5_2", "10.0.2.1", active=False),
+        rdma_port("mlx5_3"),
+    )
+    meant = ("mlx5_1", "mlx5_2", "mlx5_3")
+    for wanted in (Transport(), Transport(allow_tcp=True), Transport(type="verbs")):
+        chosen = choose(wanted, Nics(), ports, meant)
+        assert (chosen.type, chosen.provider) == ("verbs", "")
+        assert chosen.ports == (("mlx5_1", 1, "10.0.1.1"),)
+    told = choose(Transport(type="verbs"), Nics(), ports[:1] + ports[2:], meant).reason
+    assert "mlx5_0 is not among spec.nics" in told
+    assert "mlx5_2 is down (port 1)" in told
+    assert "mlx5_3 has no GID of RoCE v2" in told
+    by_hand = choose(Transport(type="libfabric", allow_tcp=True), Nics(), ports, meant)
+    assert by_hand.type == "libfabric"
+    v1 = choose(Transport(type="verbs"), Nics(roce_mode="v1"), ports, meant)
+    assert "has no GID of RoCE v1" in v1.reason
+
+
+def test_the_fabrics_rdma_devices_are_those_that_its_selector_means() -> None:
+    nics = (
+        Nic(name="eth0", addresses=("10.0.0.1",)),
+        Nic(name="eth1", rdma_device="mlx5_1", driver="mlx5_core", addresses=("10.0.1.1",)),
+        Nic(name="eth2", rdma_device="bnxt_2", driver="bnxt_en", addresses=("10.0.2.1",)),
+    )
+    assert rdma_devices_of(None, nics) == {"mlx5_1", "bnxt_2"}
+    assert rdma_devices_of(NicSelector(names=("mlx5_*",)), nics) == {"mlx5_1"}
+    assert rdma_devices_of(NicSelector(drivers=("bnxt_en",)), nics) == {"bnxt_2"}
+    assert rdma_devices_of(NicSelector(cidrs=("10.0.2.0/24",)), nics) == {"bnxt_2"}
+    assert rdma_devices_of(NicSelector(names=("eth0",)), nics) == frozenset()
 
 
 def pod(key: str) -> Pod:

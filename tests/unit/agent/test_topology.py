@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,16 @@ from epfabric_agent.topology.gpus import find_gpus
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.nics import find_nics
 from epfabric_agent.topology.numa import cgroup_cpus, find_cpus
-from epfabric_agent.topology.rdma import openable_devices
+from epfabric_agent.topology.rdma import (
+    IB,
+    ROCE_V1,
+    ROCE_V2,
+    Gid,
+    choose_gid,
+    find_ports,
+    openable_devices,
+    spoken,
+)
 
 
 def machine(root: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Machine:
@@ -120,3 +130,48 @@ def test_no_pyverbs_and_no_device_are_both_none() -> None:
     assert openable_devices(lambda name: SimpleNamespace(get_device_list=raising)) == ()
     found = openable_devices(lambda name: SimpleNamespace(get_device_list=lambda: present))
     assert found == ("mlx5_0", "mlx5_1")
+    assert find_ports(absent) == ()
+
+
+def test_a_device_that_cannot_be_opened_hides_no_other() -> None:
+    def context(name: str) -> object:
+        if name == "mlx5_0":
+            raise RuntimeError("no permission")
+        entry = SimpleNamespace(port_num=1, gid_type=ROCE_V2, gid_str=lambda: f"{'0:' * 7}1")
+        return nullcontext(
+            SimpleNamespace(
+                query_device=lambda: SimpleNamespace(phys_port_cnt=2),
+                query_port=lambda number: SimpleNamespace(
+                    state=4 if number == 1 else 1, gid_tbl_len=8
+                ),
+                query_gid_table=lambda size: [entry],
+            )
+        )
+
+    listed = [SimpleNamespace(name=b"mlx5_1"), SimpleNamespace(name=b"mlx5_0")]
+    module = SimpleNamespace(get_device_list=lambda: listed, Context=context)
+    first, second = find_ports(lambda name: module)
+    assert (first.device, first.number, first.active) == ("mlx5_1", 1, True)
+    assert first.gids == (Gid("::1", ROCE_V2),)
+    assert (second.number, second.active, second.gids) == (2, False, ())
+
+
+def test_a_gid_is_chosen_by_kind_and_address() -> None:
+    assert spoken("0000:0000:0000:0000:0000:ffff:0a09:0001") == "10.9.0.1"
+    assert spoken("fe80:0000:0000:0000:0000:0000:0000:0001") == "fe80::1"
+    table = [
+        Gid("fe80::1", ROCE_V1),
+        Gid("fe80::1", ROCE_V2),
+        Gid("10.0.0.9", ROCE_V1),
+        Gid("2001:db8::1", ROCE_V2),
+        Gid("10.0.0.9", ROCE_V2),
+        Gid("10.0.0.10", ROCE_V2),
+    ]
+    for turn in range(len(table)):  # whatever their indexes are
+        turned = table[turn:] + table[:turn]
+        assert choose_gid(turned, None) == "10.0.0.9"
+        assert choose_gid(turned, "v1") == "10.0.0.9"
+        assert choose_gid(turned, "v2", ["2001:db8::/32"]) == "2001:db8::1"
+    assert choose_gid(table[:2], None) == "fe80::1"
+    assert choose_gid(table[:1], None) == ""
+    assert choose_gid([Gid("fe80::2", IB)], None) == "fe80::2"

@@ -1,0 +1,66 @@
+// A port of an RDMA device, opened: what it can do, its GID, its memory, its events. One per
+// endpoint; errors throw NativeError and say what to do. Used by verbs_endpoint.h.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "ibverbs.h"
+#include "verbs_choice.h"
+
+namespace epfabric::agent {
+
+// Which port of which device, under which address; chosen outside.
+struct VerbsPort {
+  std::string device;
+  uint8_t port = 1;
+  std::string gid;          // an IP address, or a GID in the same notation
+  uint32_t inflight = 256;  // operations per peer that queues have room for
+};
+
+class VerbsDevice {
+ public:
+  explicit VerbsDevice(const VerbsPort& port);
+
+  // Memory of this process that peers may write to and read from.
+  MemoryRegion register_memory(void* data, uint64_t bytes);
+  // Memory of another device, by its dma-buf; `iova` is its address in keys.
+  MemoryRegion register_dmabuf(int fd, uint64_t offset, uint64_t bytes, uint64_t iova);
+
+  // What happened to the device since the last call and who is hit: a queue pair, or (nullptr) all.
+  struct Trouble {
+    ibv_qp* qp = nullptr;
+    std::string text;
+  };
+  std::optional<Trouble> next_trouble();
+
+  ibv_context* context() const { return context_.get(); }
+  ibv_pd* domain() const { return domain_.get(); }
+  const ibv_device_attr& attributes() const { return attributes_; }
+  const ibv_port_attr& port() const { return port_; }
+  const Quirk& quirk() const { return quirk_; }
+  const QueueSizes& sizes() const { return sizes_; }
+  uint8_t port_number() const { return wanted_.port; }
+  const Gid& gid() const { return gid_; }
+  uint32_t gid_index() const { return gid_index_; }
+  bool ethernet() const { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
+  std::string name() const;  // for messages
+
+ private:
+  std::optional<uint32_t> index_of_gid() const;
+  std::optional<Trouble> trouble_of(const ibv_async_event& event) const;
+  int access() const;
+
+  const VerbsPort wanted_;
+  DeviceContext context_;
+  ibv_device_attr attributes_{};
+  ibv_port_attr port_{};
+  Quirk quirk_{};
+  QueueSizes sizes_{};
+  MemoryAbility memory_;
+  Gid gid_{};
+  uint32_t gid_index_ = 0;
+  ProtectionDomain domain_;
+};
+
+}  // namespace epfabric::agent

@@ -1,0 +1,184 @@
+// The path of operations over verbs: posting, completions, the receives that records use up.
+#include "verbs_endpoint.h"
+
+#include <endian.h>
+
+#include <cerrno>
+
+namespace epfabric::agent {
+namespace {
+
+constexpr int kMaxPoll = 64;
+constexpr uint32_t kRefill = 32;
+
+std::string text_of_status(const ibv_wc& done) {
+  std::string out = ibverbs().status_text(done.status);
+  if (done.status == IBV_WC_RETRY_EXC_ERR)
+    out += " (the peer, or the network to it, does not answer)";
+  if (done.status == IBV_WC_REM_ACCESS_ERR)
+    out += " (the peer's NIC refuses the address or the key)";
+  if (done.vendor_err != 0) out += ", vendor's code " + std::to_string(done.vendor_err);
+  return out;
+}
+
+}  // namespace
+
+// Two pieces are two WRs that the NIC is told of at once; the last one's completion is both's.
+ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm,
+                            void* context) {
+  Peer& peer = peers_[index];
+  if (!peer.fault.empty()) return -ENOTCONN;
+  const auto count = static_cast<uint32_t>(pieces.size());
+  if (!peer.link.met() || peer.room < count || room_ < count) return -EAGAIN;
+  ibv_sge places[kMaxPieces];
+  ibv_send_wr requests[kMaxPieces];
+  for (uint32_t i = 0; i < count; ++i) {
+    const Piece& piece = pieces[i];
+    const bool last = i + 1 == count;
+    places[i] = {reinterpret_cast<uint64_t>(piece.data), static_cast<uint32_t>(piece.bytes),
+                 static_cast<uint32_t>(reinterpret_cast<uint64_t>(piece.descriptor))};
+    ibv_send_wr& request = requests[i];
+    request.wr_id = reinterpret_cast<uint64_t>(context) | (last ? kLast : kFirst);
+    request.next = last ? nullptr : &requests[i + 1];
+    request.sg_list = &places[i];
+    request.num_sge = 1;
+    request.opcode = last ? opcode : IBV_WR_RDMA_WRITE;
+    request.send_flags = last ? IBV_SEND_SIGNALED : 0;
+    if (piece.bytes <= inlined_ && request.opcode != IBV_WR_RDMA_READ)
+      request.send_flags |= IBV_SEND_INLINE;
+    request.imm_data = htobe32(imm);
+    request.wr.rdma.remote_addr = piece.address;
+    request.wr.rdma.rkey = static_cast<uint32_t>(piece.key);
+  }
+  ibv_send_wr* refused = nullptr;
+  const int error = ::ibv_post_send(peer.pair.get(), requests, &refused);
+  if (error != 0 && refused == &requests[0]) return error == ENOMEM ? -EAGAIN : -error;
+  if (error != 0) {  // half of it is under way
+    kill(peer, "its queue pair took half of a write");
+    return -error;
+  }
+  *static_cast<Posting*>(context) = {&peer, count};
+  peer.room -= count;
+  room_ -= count;
+  return 0;
+}
+
+size_t VerbsEndpoint::poll(Completion* out, size_t capacity) {
+  ibv_wc done[kMaxPoll];
+  const int most = static_cast<int>(std::min<size_t>(capacity, kMaxPoll));
+  size_t found = 0;
+  int got;
+  do {  // until there is something to tell, or nothing at all
+    got = ::ibv_poll_cq(completions_.get(), most, done);
+    if (got < 0) {
+      out[0] = Completion{nullptr, false, 0, EIO, "it cannot be polled"};
+      return 1;
+    }
+    for (int i = 0; i < got; ++i) found += take(done[i], out[found]) ? 1 : 0;
+  } while (found == 0 && got > 0);
+  if (taken_ >= kRefill || got < most) refill();
+  return found;
+}
+
+// Whether it is one that the caller is told of.
+bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
+  switch (done.wr_id % kTags) {
+    case kRecord:
+      taken_ += 1;
+      if (done.status != IBV_WC_SUCCESS) {
+        Peer* peer = owner_of(done.qp_num);
+        if (peer != nullptr) kill(*peer, "its record was not received: " + text_of_status(done));
+        return false;
+      }
+      out.context = nullptr;
+      out.record = true;
+      out.imm = be32toh(done.imm_data);
+      out.error = 0;
+      return true;
+    case kGreeted:
+      take_greeting(done);
+      return false;
+    case kSaid:
+      notes_room_ += 1;
+      return false;
+    case kFirst: {  // only ever tells of an error; the last one's completion follows
+      auto* posting = reinterpret_cast<Posting*>(done.wr_id - kFirst);
+      Peer* peer = owner_of(done.qp_num);
+      if (peer == nullptr || posting->peer != peer) return false;
+      posting->requests -= 1;
+      peer->room += 1;
+      room_ += 1;
+      kill(*peer, text_of_status(done));
+      return false;
+    }
+    default:
+      finish(done, out);
+      return true;
+  }
+}
+
+void VerbsEndpoint::finish(const ibv_wc& done, Completion& out) {
+  auto* posting = reinterpret_cast<Posting*>(done.wr_id);
+  Peer& peer = *posting->peer;
+  peer.room += static_cast<uint32_t>(posting->requests);
+  room_ += static_cast<uint32_t>(posting->requests);
+  out.context = posting;
+  out.record = false;
+  out.error = 0;
+  if (done.status == IBV_WC_SUCCESS) return;
+  kill(peer, text_of_status(done));
+  out.error = EIO;
+  out.detail = peer.fault;
+}
+
+// Puts back what records used up, all in one call.
+void VerbsEndpoint::refill() {
+  if (taken_ == 0) return;
+  const uint32_t count = std::min(taken_, static_cast<uint32_t>(refills_.size()));
+  ibv_recv_wr& last = refills_[count - 1];
+  ibv_recv_wr* const next = last.next;
+  last.next = nullptr;
+  ibv_recv_wr* refused = nullptr;
+  if (::ibv_post_srq_recv(receives_.get(), refills_.data(), &refused) == 0) taken_ -= count;
+  last.next = next;
+}
+
+VerbsEndpoint::Peer* VerbsEndpoint::owner_of(uint32_t queue) {
+  for (Peer& peer : peers_) {
+    if (peer.pair && peer.pair->qp_num == queue) return &peer;
+  }
+  return nullptr;
+}
+
+// The first reason stands. A queue pair in the error state completes all that it holds.
+void VerbsEndpoint::kill(Peer& peer, const std::string& why) {
+  if (!peer.fault.empty()) return;
+  peer.fault = why;
+  ibv_qp_attr wanted{};
+  wanted.qp_state = IBV_QPS_ERR;
+  if (peer.pair) ibverbs().modify_qp(peer.pair.get(), &wanted, IBV_QP_STATE);
+}
+
+// Armed, then looked at once more: what came in between tells of itself by no event.
+int VerbsEndpoint::wait_fd() {
+  ibv_cq* queue = nullptr;
+  void* ignored = nullptr;
+  while (ibverbs().get_cq_event(channel_.get(), &queue, &ignored) == 0) {
+    ibverbs().ack_cq_events(queue, 1);
+    armed_ = false;
+  }
+  if (armed_) return channel_->fd;
+  if (::ibv_req_notify_cq(completions_.get(), 0) != 0) return kNoWaitFd;
+  armed_ = true;
+  return kPollFirst;
+}
+
+void VerbsEndpoint::attend() {
+  while (const auto trouble = device_.next_trouble()) {
+    for (Peer& peer : peers_) {
+      if (trouble->qp == nullptr || trouble->qp == peer.pair.get()) kill(peer, trouble->text);
+    }
+  }
+}
+
+}  // namespace epfabric::agent

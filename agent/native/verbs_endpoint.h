@@ -1,0 +1,111 @@
+// A proxy's endpoint on a port of an RDMA device: one reliable queue pair per link, all on one
+// completion queue and one shared receive queue. Satisfies endpoint.h; used by its proxy's thread
+// only. verbs_setup.cc makes and connects, verbs_endpoint.cc posts and polls.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "endpoint.h"
+#include "verbs_device.h"
+#include "verbs_greeting.h"
+
+namespace epfabric::agent {
+
+class VerbsEndpoint {
+ public:
+  // Memory registered with this endpoint.
+  struct LocalKey {
+    MemoryRegion region;
+    RemoteKey remote;
+    void* descriptor = nullptr;
+  };
+
+  explicit VerbsEndpoint(const VerbsPort& port);
+
+  LocalKey register_memory(std::byte* data, uint64_t bytes);
+  std::vector<std::byte> address() const { return bytes_of(address_); }
+  PeerIndex insert(const PeerAddress& peer);
+  // Sends a greeting to each peer that is not met yet; makes its queue pair first.
+  void meet();
+  bool met(PeerIndex peer) const { return peers_[peer].link.met(); }
+  uint64_t max_bytes() const { return device_.port().max_msg_sz; }
+  int wait_fd();
+  // Reads the device's events; who is hit has a fault() from then on.
+  void attend();
+  const std::string& fault(PeerIndex peer) const { return peers_[peer].fault; }
+
+  bool gathers() const { return true; }
+  ssize_t write(PeerIndex peer, Pieces pieces, void* context) {
+    return post(peer, pieces, IBV_WR_RDMA_WRITE, 0, context);
+  }
+  ssize_t write_with_imm(PeerIndex peer, Pieces pieces, uint32_t imm, void* context) {
+    return post(peer, pieces, IBV_WR_RDMA_WRITE_WITH_IMM, imm, context);
+  }
+  // A read: its answer comes after the peer's NIC has put every earlier write into memory.
+  ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
+    return post(peer, {&piece, 1}, IBV_WR_RDMA_READ, 0, context);
+  }
+  static std::string text_of(int error) { return std::strerror(error); }
+  size_t poll(Completion* out, size_t capacity);
+  // Ends the link to this peer; what is under way fails with `why`.
+  void kill(PeerIndex peer, const std::string& why) { kill(peers_[peer], why); }
+
+ private:
+  struct Peer {
+    VerbsAddress at;
+    uint32_t own_domain;
+    uint32_t their_domain;
+    Acquaintance link;
+    uint32_t psn = 0;   // of the own queue pair's first packet
+    uint32_t room = 0;  // WRs that its send queue still takes
+    AddressHandle handle;
+    QueuePair pair;
+    std::string fault;
+  };
+  // What a context begins with while it is under way.
+  struct Posting {
+    Peer* peer;
+    uint64_t requests;
+  };
+  // The low bits of a WR's id; others are the context's address.
+  enum Tag : uint64_t { kLast = 0, kFirst = 1, kRecord = 2, kGreeted = 3, kSaid = 4, kTags = 8 };
+
+  void make_datagrams();
+  void receive_greetings(uint32_t slot, uint32_t count);
+  QueuePair make_pair(ibv_qp_type type, uint32_t send, uint32_t receive, uint32_t& inlined);
+  ibv_ah_attr route_to(const VerbsAddress& at) const;
+  void prepare(Peer& peer);
+  void connect(Peer& peer, const Greeting& greeting);
+  void greet(Peer& peer);
+  void take_greeting(const ibv_wc& done);
+  void kill(Peer& peer, const std::string& why);
+
+  ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
+  bool take(const ibv_wc& done, Completion& out);
+  void finish(const ibv_wc& done, Completion& out);
+  void refill();
+  Peer* owner_of(uint32_t queue);
+
+  VerbsDevice device_;
+  CompletionChannel channel_;
+  CompletionQueue completions_;
+  SharedReceiveQueue receives_;
+  std::vector<std::byte> notes_;  // greetings: received ones with their header, then sent ones
+  MemoryRegion notes_region_;
+  QueuePair datagrams_;
+  VerbsAddress address_;
+  std::deque<Peer> peers_;   // in the order of their own domains; never moved
+  uint32_t inlined_ = 0;     // bytes that a WR may carry itself
+  uint32_t room_ = 0;        // completions of own WRs that the queue has room for
+  uint32_t notes_room_ = 0;  // greetings that may be sent
+  uint32_t next_note_ = 0;
+  uint32_t taken_ = 0;  // receives that were used up
+  std::vector<ibv_recv_wr> refills_;
+  bool armed_ = false;
+};
+
+static_assert(Endpoint<VerbsEndpoint>);
+
+}  // namespace epfabric::agent

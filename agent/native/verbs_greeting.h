@@ -1,0 +1,93 @@
+// How two ends of a link learn of each other's queue pair: each sends the other a datagram until it
+// is answered. What travels, and what becomes of what came; pure. Used by verbs_endpoint.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "error.h"
+#include "verbs_choice.h"
+
+namespace epfabric::agent {
+
+// Made at random by each endpoint; known to agents of the group alone, which it comes to by TLS.
+struct Token {
+  uint64_t words[2];
+  bool operator==(const Token&) const = default;
+};
+
+// An endpoint's address, as peers get it.
+struct VerbsAddress {
+  uint32_t magic = 0x20565045;  // "EPV "
+  uint32_t queue = 0;           // number of the datagrams' queue pair
+  uint32_t queue_key = 0;
+  uint16_t lid = 0;   // InfiniBand
+  uint8_t mtu = 0;    // ibv_mtu
+  uint8_t reads = 0;  // that it serves at once, per queue pair
+  Gid gid{};
+  Token token{};
+};
+static_assert(sizeof(VerbsAddress) == 48);
+
+struct Greeting {
+  uint32_t magic = 0x20475045;  // "EPG "
+  uint32_t domain = 0;          // the receiver's name for the sender
+  Token to{}, from{};
+  uint32_t queue = 0;         // the sender's queue pair for this link
+  uint32_t psn = 0;           // its first packet
+  uint32_t generation = 0;    // of that queue pair, from 1
+  uint32_t seen = 0;          // generation that the sender is ready to receive from; 0 = none
+  uint32_t acknowledged = 0;  // of the sender's own, that it knows the receiver to be ready for
+  uint32_t unused = 0;
+};
+static_assert(sizeof(Greeting) == 64);
+
+template <class T>
+std::vector<std::byte> bytes_of(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const auto* raw = reinterpret_cast<const std::byte*>(&value);
+  return {raw, raw + sizeof(T)};
+}
+
+// Throws NativeError for bytes that are no endpoint's address.
+inline VerbsAddress verbs_address(std::span<const std::byte> bytes) {
+  VerbsAddress out;
+  const uint32_t magic = out.magic;
+  if (bytes.size() == sizeof(out)) std::memcpy(&out, bytes.data(), sizeof(out));
+  if (bytes.size() != sizeof(out) || out.magic != magic || out.mtu < IBV_MTU_256 ||
+      out.mtu > IBV_MTU_4096) {
+    throw NativeError("a peer's endpoint address is none of verbs: do both agents use verbs?");
+  }
+  return out;
+}
+
+// One end of a link, as far as greetings go.
+struct Acquaintance {
+  uint32_t generation = 1;
+  uint32_t seen = 0;          // the peer's generation that the own queue pair is connected to
+  uint32_t acknowledged = 0;  // the own generation that the peer is ready to receive from
+
+  // Writes may be posted. Before, the peer would not answer them.
+  bool met() const { return seen != 0 && acknowledged == generation; }
+};
+
+enum class Answer : uint8_t {
+  kNothing,
+  kConnect,   // to the queue pair that it names, then answer
+  kRepeat,    // it does not know yet that we are ready
+  kConflict,  // it has another queue pair than the one that we are connected to
+};
+
+// Takes note of a greeting that is meant for this link.
+inline Answer hear(Acquaintance& link, const Greeting& greeting) {
+  if (link.seen != 0 && greeting.generation != link.seen) return Answer::kConflict;
+  if (greeting.seen == link.generation) link.acknowledged = greeting.seen;
+  if (link.seen == 0) return Answer::kConnect;
+  return greeting.acknowledged == greeting.generation ? Answer::kNothing : Answer::kRepeat;
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,77 @@
+// Cores of one process that form a group over soft RoCE: bytes, signals, DRAIN, barriers, and what
+// is said when a queue pair or a rail is gone.
+#include <atomic>
+#include <thread>
+
+#include "cores.h"
+#include "ends.h"
+
+using namespace epfabric;
+using namespace epfabric::agent;
+
+namespace {
+
+constexpr uint32_t kUnits = 64;  // of 16 bytes
+constexpr uint32_t kRings = 4;
+
+GroupShape shape_of() {
+  GroupShape out{{{0, 1}, {2}}, {2, 2}};
+  out.ports = {{port_at('a', 0), port_at('a', 1)}, {port_at('b', 0), port_at('b', 1)}};
+  return out;
+}
+
+// Where what `source` writes by `ring` lies at each rank, in units.
+uint32_t place_of(uint32_t source, uint32_t ring) { return 1024 + (source * kRings + ring) * 64; }
+
+uint64_t word_of(uint64_t round, uint32_t source, uint32_t ring, uint64_t i) {
+  return (round << 32) + source * 1'000'000 + ring * 10'000 + i;
+}
+
+// One rank's share of a round: writes to all by every ring, waits for all, looks, drains, meets.
+bool take_round(RankPod& me, uint32_t own, uint32_t world, uint64_t round) {
+  for (uint32_t ring = 0; ring < kRings; ++ring) {
+    auto* words = reinterpret_cast<uint64_t*>(me.memory() + ring * kUnits * 16);
+    for (uint64_t i = 0; i < kUnits * 2; ++i) words[i] = word_of(round, own, ring, i);
+    for (uint32_t to = 0; to < world; ++to) {
+      Slot slot{};
+      if (!pack_write({to, ring * kUnits, place_of(own, ring), kUnits, 1, 1}, slot)) return false;
+      if (!me.push(ring, slot)) return false;
+    }
+  }
+  for (uint32_t source = 0; source < world; ++source) {
+    for (uint32_t ring = 0; ring < kRings; ++ring) {
+      const uint64_t* word = me.session->segments().signal(source, ring, 1);
+      if (wait_at_least(word, round, me.aborts(), kTestLimitNs) != Waited::kDone) return false;
+      const auto* words =
+          reinterpret_cast<const uint64_t*>(me.memory() + place_of(source, ring) * 16);
+      for (uint64_t i = 0; i < kUnits * 2; ++i) {
+        if (words[i] != word_of(round, source, ring, i)) return false;
+      }
+    }
+  }
+  for (uint32_t ring = 0; ring < kRings; ++ring) {
+    if (!me.run(ring, pack_drain(me.rings[ring].head))) return false;
+  }
+  return me.run(0, pack_barrier());
+}
+
+}  // namespace
+
+TEST_CASE("ranks of two nodes write, signal, drain and meet over two rails") {
+  CoreGroup group(shape_of());
+  constexpr uint64_t kRounds = 10;
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (uint64_t round = 1; round <= kRounds; ++round) {
+        if (!take_round(group.pods[rank], rank, 3, round)) return;
+      }
+      good += 1;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good == 3);
+  for (const auto& core : group.cores) CHECK(core->failure(1) == "");
+  group.close();
+}
