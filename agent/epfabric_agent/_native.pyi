@@ -190,9 +190,12 @@ class Core:
         stall_timeout_ms: int = 10000,
         connect_timeout_ms: int = 10000,
         ports: Sequence[tuple[str, int, str]] = (),
+        gated: bool = False,
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
-        an epoch fails when a peer acknowledges nothing for that long though it should."""
+        an epoch fails when a peer acknowledges nothing for that long though it should. gated: the
+        protocol for networks without order, whatever the provider keeps (the same at every agent
+        of a group)."""
     def open_session(
         self,
         *,

@@ -59,7 +59,7 @@ void check_settings(const CoreSettings& settings) {
 Core::Core(const CoreSettings& settings) : settings_(settings) {
   check_settings(settings);
   if (!settings.provider.empty()) {
-    fabric_.emplace(settings.provider, settings.address);
+    fabric_.emplace(settings.provider, settings.address, settings.gated);
     const FabricEndpoint trial(
         *fabric_);  // a wrong address is an error now, not at the first session
   }

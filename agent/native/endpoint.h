@@ -93,4 +93,9 @@ concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const P
   { T::text_of(int{}) } -> std::same_as<std::string>;
 };
 
+// Of writes to one peer none is sure to be visible there before a later one, and immediates arrive
+// in any order: remote_gate.h gives a link its order back. write_through() isn't used then.
+template <class T>
+concept Unordered = Endpoint<T> && requires { requires T::kUnordered; };
+
 }  // namespace epfabric::agent

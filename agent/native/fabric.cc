@@ -14,6 +14,10 @@ namespace {
 
 constexpr uint32_t kApi = FI_VERSION(1, 17);
 constexpr size_t kMaxPoll = 64;
+constexpr size_t kMaxNameBytes = 256;
+constexpr const char* kEfa = "efa";
+// FI_OPT_EFA_EMULATED_WRITE (bool), which older headers lack.
+constexpr int kEfaEmulatedWrite = -(0xefa << 16) + 2;
 // One queue is one proxy's share of the NIC: its links' caps are below this.
 constexpr size_t kQueueEntries = 8192;
 constexpr uint64_t kFilesKept = 128;  // for sessions, peers and requests
@@ -39,39 +43,57 @@ Fid<T> open(const std::string& what, Open&& call) {
 
 }  // namespace
 
-Fabric::Fabric(const std::string& provider, const std::string& address) : address_(address) {
-  // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only
-  // RMA writes. It takes this from the environment alone; what the administrator has set stands.
-  ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
+std::string unfitness(const fi_info& info, bool ordered) {
+  if (ordered && info.ep_attr->max_order_waw_size < info.ep_attr->max_msg_size) {
+    return "it orders only writes up to " + std::to_string(info.ep_attr->max_order_waw_size) +
+           " bytes";
+  }
+  if (info.domain_attr->cq_data_size < 4) return "it carries less than 4 bytes of immediate data";
+  return "";
+}
+
+// 0, or what libfabric says.
+int Fabric::find(const std::string& provider, bool ordered) {
   std::unique_ptr<fi_info, InfoFreer> hints(::fi_allocinfo());
   hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
-  hints->tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
-  hints->rx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
+  if (ordered) {
+    hints->tx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
+    hints->rx_attr->msg_order = FI_ORDER_WAW | FI_ORDER_RMA_WAW;
+  }
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+  const bool by_address = provider != kEfa;
   fi_info* found = nullptr;
-  const int error = ::fi_getinfo(kApi, address.c_str(), nullptr, FI_SOURCE, hints.get(), &found);
+  const int error = ::fi_getinfo(kApi, by_address ? address_.c_str() : nullptr, nullptr,
+                                 by_address ? FI_SOURCE : 0, hints.get(), &found);
+  if (error == 0) info_.reset(found);
+  return error;
+}
+
+Fabric::Fabric(const std::string& provider, const std::string& address, bool gated)
+    : address_(address) {
+  // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only
+  // RMA writes. It takes this from the environment alone; what the administrator has set stands.
+  ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
+  int error = find(provider, true);
+  if (error == -FI_ENODATA) {
+    ordered_ = false;
+    error = find(provider, false);
+  }
   if (error != 0) {
-    throw NativeError(
-        "libfabric's provider '" + provider + "' cannot be used on address " + address + ": " +
-        ::fi_strerror(-error) +
-        " (it must offer reliable datagrams with ordered RMA writes; see fi_info -p '" + provider +
-        "')");
+    throw NativeError("libfabric's provider '" + provider + "' cannot be used on address " +
+                      address + ": " + ::fi_strerror(-error) +
+                      " (it must offer reliable datagrams with RMA writes; see fi_info -p '" +
+                      provider + "')");
   }
-  info_.reset(found);
-  if (info_->ep_attr->max_order_waw_size < info_->ep_attr->max_msg_size) {
-    throw NativeError("libfabric's provider '" + provider + "' orders only writes up to " +
-                      std::to_string(info_->ep_attr->max_order_waw_size) + " bytes");
-  }
-  if (info_->domain_attr->cq_data_size < 4) {
-    throw NativeError("libfabric's provider '" + provider +
-                      "' carries less than 4 bytes of immediate data");
-  }
+  if (const std::string fault = unfitness(*info_, ordered_); !fault.empty())
+    throw NativeError("libfabric's provider '" + provider + "' is unfit: " + fault);
+  ordered_ = ordered_ && !gated;
   fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
   });
@@ -94,7 +116,8 @@ DeviceLimits Fabric::limits() const {
   return out;
 }
 
-FabricEndpoint::FabricEndpoint(const Fabric& fabric) : fabric_(fabric.get()) {
+FabricEndpoint::FabricEndpoint(const Fabric& fabric)
+    : fabric_(fabric.get()), order_(std::byte{fabric.ordered()}) {
   fi_info* info = const_cast<fi_info*>(&fabric.info());
   max_bytes_ = info->ep_attr->max_msg_size;
   gathers_ = info->tx_attr->iov_limit >= kMaxPieces && info->tx_attr->rma_iov_limit >= kMaxPieces;
@@ -129,6 +152,20 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric) : fabric_(fabric.get()) {
   check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV),
         "binding the queue failed");
   check(::fi_enable(endpoint_.get()), "enabling an endpoint" + where);
+  if (std::string(info->fabric_attr->prov_name) == kEfa) require_device_writes();
+}
+
+// Where the device cannot write, EFA's provider would copy at the target, in the proxy's time.
+void FabricEndpoint::require_device_writes() const {
+  bool emulated = true;
+  size_t bytes = sizeof(emulated);
+  const int error =
+      ::fi_getopt(&endpoint_->fid, FI_OPT_ENDPOINT, kEfaEmulatedWrite, &emulated, &bytes);
+  if (error == 0 && !emulated) return;
+  throw NativeError(std::string("this EFA device is unfit: ") +
+                    (error != 0 ? "libfabric does not say whether the device has RDMA write (use "
+                                  "libfabric 1.19 or newer)"
+                                : "it has no RDMA write (use an instance type whose EFA has it)"));
 }
 
 int FabricEndpoint::wait_fd() {
@@ -151,16 +188,22 @@ FabricEndpoint::LocalKey FabricEndpoint::register_memory(std::byte* data, uint64
 }
 
 std::vector<std::byte> FabricEndpoint::address() const {
-  std::array<std::byte, 256> buffer;
-  size_t bytes = buffer.size();
-  check(::fi_getname(&endpoint_->fid, buffer.data(), &bytes),
-        "asking for the endpoint's address failed");
-  return {buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(bytes)};
+  std::vector<std::byte> out(kMaxNameBytes + 1);
+  size_t bytes = kMaxNameBytes;
+  check(::fi_getname(&endpoint_->fid, &out[1], &bytes), "asking for the endpoint's address failed");
+  out[0] = order_;
+  out.resize(bytes + 1);
+  return out;
 }
 
 PeerIndex FabricEndpoint::insert(const PeerAddress& peer) {
+  if (peer.address.size() < 2 || peer.address[0] != order_) {
+    throw NativeError(
+        "a peer's endpoint keeps another order of writes than this agent's: give the nodes of a "
+        "group the same transport");
+  }
   fi_addr_t out = FI_ADDR_UNSPEC;
-  if (::fi_av_insert(addresses_.get(), peer.address.data(), 1, &out, 0, nullptr) != 1) {
+  if (::fi_av_insert(addresses_.get(), peer.address.data() + 1, 1, &out, 0, nullptr) != 1) {
     throw NativeError("a peer's endpoint address cannot be used with this provider");
   }
   return out;

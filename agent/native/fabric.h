@@ -28,10 +28,17 @@ struct FidCloser {
 template <class T>
 using Fid = std::unique_ptr<T, FidCloser<T>>;
 
-// The provider, chosen once per Core and bound to the agent's address.
+// Why a provider cannot be used, or "". Pure. `ordered`: it was asked to keep the order of writes.
+std::string unfitness(const fi_info& info, bool ordered);
+
+// The provider, chosen once per Core and bound to the agent's address (but for EFA, which has no
+// IP addresses).
 class Fabric {
  public:
-  Fabric(const std::string& provider, const std::string& address);
+  // `gated`: as if the provider kept no order.
+  Fabric(const std::string& provider, const std::string& address, bool gated = false);
+  // Whether writes to one peer arrive in order: else GatedFabricEndpoint is to be used.
+  bool ordered() const { return ordered_; }
   // What is left for connections of this process's endpoints, as far as the provider has a limit.
   DeviceLimits limits() const;
   const fi_info& info() const { return *info_; }
@@ -42,8 +49,11 @@ class Fabric {
   struct InfoFreer {
     void operator()(fi_info* info) const { ::fi_freeinfo(info); }
   };
+  int find(const std::string& provider, bool ordered);
+
   const std::string address_;
   std::unique_ptr<fi_info, InfoFreer> info_;
+  bool ordered_ = true;
   Fid<fid_fabric> fabric_;
 };
 
@@ -85,9 +95,12 @@ class FabricEndpoint {
  private:
   ssize_t post(PeerIndex peer, Pieces pieces, uint64_t imm, uint64_t flags, void* context);
 
+  void require_device_writes() const;
+
   const std::string no_fault_;
   fid_fabric* fabric_;
-  int wait_fd_ = -1;  // the queue's
+  const std::byte order_;  // part of the address: both ends must agree
+  int wait_fd_ = -1;       // the queue's
   uint64_t max_bytes_ = 0;
   bool gathers_ = false;
   bool offset_addressing_ = true;
@@ -99,6 +112,14 @@ class FabricEndpoint {
   Fid<fid_ep> endpoint_;
 };
 
-static_assert(Endpoint<FabricEndpoint>);
+static_assert(Endpoint<FabricEndpoint> && !Unordered<FabricEndpoint>);
+
+// Over a provider that keeps no order, as EFA's SRD, or is to be used as if.
+class GatedFabricEndpoint : public FabricEndpoint {
+ public:
+  static constexpr bool kUnordered = true;
+  using FabricEndpoint::FabricEndpoint;
+};
+static_assert(Unordered<GatedFabricEndpoint>);
 
 }  // namespace epfabric::agent

@@ -1,4 +1,4 @@
-// The remote transport over libfabric. Instantiated in remote_transport.cc.
+// The remote transports over libfabric. Instantiated in remote_transport.cc.
 #pragma once
 
 #include "fabric.h"
@@ -7,6 +7,8 @@
 namespace epfabric::agent {
 
 using FabricTransport = RemoteTransport<FabricEndpoint>;
+using GatedFabricTransport = RemoteTransport<GatedFabricEndpoint>;
 extern template class RemoteTransport<FabricEndpoint>;
+extern template class RemoteTransport<GatedFabricEndpoint>;
 
 }  // namespace epfabric::agent

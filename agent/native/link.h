@@ -3,10 +3,11 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "endpoint.h"
-#include "mailbox.h"
+#include "gate.h"
 
 namespace epfabric::agent {
 
@@ -17,6 +18,7 @@ struct Limits {
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
+  uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
 };
 
 // A connection between this proxy and one proxy of a remote rank.
@@ -44,6 +46,7 @@ struct Link {
   bool probed = false;
   bool connected = false;
   bool broken = false;
+  std::unique_ptr<Gate> gate;  // unordered: `posted` and `delivered` are its sequences
 };
 
 struct Operation {
@@ -52,8 +55,10 @@ struct Operation {
   Ring* ring = nullptr;            // nullptr: nothing waits for it
   uint64_t ticket = 0;
   uint64_t bytes = 0;
-  uint64_t covers = 0;  // marker: the link's operations before it
-  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker } kind = Kind::kPart;
+  uint64_t covers = 0;        // marker, wait: the link's operations before it
+  Operation* next = nullptr;  // wait: the link's next one
+  // kWait is none of the network's: it is done when credit covers it.
+  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker, kWait } kind = Kind::kPart;
   bool lost = false;  // it failed; held until its rank is masked, has left, or the epoch has ended
   bool abandoned = false;  // nobody waits for its completion, since its rank is masked
 };

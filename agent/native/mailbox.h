@@ -57,10 +57,14 @@ class Inbox {
   // Copies the record whose immediate carried `sequence`; false when that is not the next one.
   bool take(uint16_t sequence, ControlRecord& out) {
     if (sequence != static_cast<uint16_t>(consumed_)) return false;
+    take(out);
+    return true;
+  }
+  // Copies the next record, which is known to be there.
+  void take(ControlRecord& out) {
     std::memcpy(&out, slots_ + (consumed_ & (kMailboxSlots - 1)) * sizeof(ControlRecord),
                 sizeof(out));
     consumed_ += 1;
-    return true;
   }
   // To be sent with the next record of the other direction.
   uint32_t credit() {

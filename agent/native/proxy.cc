@@ -96,8 +96,10 @@ void Proxy::main() {
 void Proxy::serve_remote() {
   if (!settings_.ports.empty()) {
     serve<VerbsTransport>(settings_.ports[index_ % settings_.ports.size()]);
-  } else if (settings_.fabric != nullptr) {
+  } else if (settings_.fabric != nullptr && settings_.fabric->ordered()) {
     serve<FabricTransport>(*settings_.fabric);
+  } else if (settings_.fabric != nullptr) {
+    serve<GatedFabricTransport>(*settings_.fabric);
   } else {
     NoRemote remote;
     Loop<NoRemote> loop(*this, remote);

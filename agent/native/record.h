@@ -7,7 +7,7 @@
 namespace epfabric::agent {
 
 // Of records, mailboxes and session descriptions: agents whose cores differ in it exchange nothing.
-inline constexpr uint32_t kRecordVersion = 1;
+inline constexpr uint32_t kRecordVersion = 2;
 
 enum class RecordKind : uint8_t {
   kInvalid = 0,
@@ -25,7 +25,8 @@ struct ControlRecord {
   uint16_t source = 0;       // rank
   uint16_t destination = 0;  // rank
   uint32_t epoch = 0;
-  uint32_t consumed = 0;  // records of the other direction taken so far, modulo 2^32
+  uint32_t consumed = 0;  // of the other direction, modulo 2^32: records that were taken so far, or
+                          // on an unordered endpoint sequences
   uint64_t value = 0;
   uint64_t extra = 0;
 };
@@ -48,7 +49,11 @@ constexpr Arrival unpack_arrival(uint64_t extra) {
 }
 
 // Immediate: type 4 | domain 12 | sequence 16. The domain is the receiver's name for the sender.
-inline constexpr uint32_t kImmControl = 1;
+inline constexpr uint32_t kImmControl = 1;  // a record is in the mailbox
+// The others on unordered endpoints only (gate.h).
+inline constexpr uint32_t kImmPayload = 2;
+inline constexpr uint32_t kImmAsk = 3;     // credit is asked for
+inline constexpr uint32_t kImmCredit = 4;  // in place of a sequence: how many were taken
 inline constexpr uint32_t kMaxDomains = 1u << 12;
 
 struct Imm {

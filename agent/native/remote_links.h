@@ -80,6 +80,10 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   link->outbox = Outbox(
       reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
   link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
+  if (Unordered<E>) {
+    link->gate = std::make_unique<Gate>(limits_.first_sequence);
+    link->posted = link->marked = link->delivered = limits_.first_sequence;
+  }
   if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
   links_.push_back(std::move(link));
 }
@@ -107,8 +111,10 @@ size_t RemoteTransport<E>::connect() {
     if (link->probed || !endpoint_.met(link->peer)) continue;
     Operation* operation = take_operation(*link, Operation::Kind::kProbe, nullptr, 8);
     if (operation == nullptr) continue;
-    link->probed =
-        posted(endpoint_.write_through(link->peer, scratch_of(*link), operation), operation);
+    const Piece probe = scratch_of(*link);
+    const ssize_t result = Unordered<E> ? endpoint_.write(link->peer, {&probe, 1}, operation)
+                                        : endpoint_.write_through(link->peer, probe, operation);
+    link->probed = posted(result, operation);
   }
   return missing;
 }

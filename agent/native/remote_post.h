@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "remote_gate.h"
 #include "remote_links.h"
 
 namespace epfabric::agent {
@@ -47,7 +48,7 @@ bool RemoteTransport<E>::posted(ssize_t result, Operation* operation) {
     link.busy_since_ns = 0;
     const Operation::Kind kind = operation->kind;
     if (operation->ring != nullptr && kind != Operation::Kind::kMarker) {
-      link.posted += 1;
+      link.posted = Unordered<E> ? link.gate->departures.total() + 1 : link.posted + 1;
       behind_.add(link);
       unmarked_.add(link);
     }
@@ -74,6 +75,7 @@ void RemoteTransport<E>::abandon(uint32_t rank) {
   const uint64_t before = abandoned_;
   for (Operation& operation : operations_) {
     if (operation.link == nullptr || operation.link->rank != rank || operation.abandoned) continue;
+    if (operation.kind == Operation::Kind::kWait) continue;
     if (operation.ring != nullptr && operation.kind == Operation::Kind::kMarker) {
       operation.ring->part_done(operation.ticket);  // of a DRAIN, which covers others too
     } else if (operation.ring != nullptr) {
@@ -89,7 +91,9 @@ void RemoteTransport<E>::abandon(uint32_t rank) {
   }
   add_operations(abandoned_ - before);
   for (const auto& link : links_) {
-    if (link->rank == rank) caught_up(*link);
+    if (link->rank != rank) continue;
+    caught_up(*link);
+    if (Unordered<E>) end_waits(*link, UINT64_MAX);
   }
   count_.inflight.set(inflight());
 }
@@ -128,8 +132,7 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
     return {bytes, true, true};
   }
   Operation* operation = take_operation(link, Operation::Kind::kPart, part.ring, bytes);
-  if (operation == nullptr) return {};
-  if (!posted(endpoint_.write(link.peer, {&payload, 1}, operation), operation)) return {};
+  if (operation == nullptr || !post_payload(link, payload, operation)) return {};
   return {bytes, true};
 }
 
@@ -161,10 +164,7 @@ template <Endpoint E>
 void RemoteTransport<E>::send_credits() {
   for (size_t i = 0; i < owing_.size();) {
     Link& link = *owing_[i];
-    ControlRecord record;
-    record.kind = RecordKind::kCredit;
-    if (link.inbox.owes_credit() && !link.broken && !epoch_->left(link.rank) &&
-        !post_record(link, record, Operation::Kind::kCredit, nullptr)) {
+    if (owes(link) && !link.broken && !epoch_->left(link.rank) && !post_credit(link)) {
       ++i;  // busy
       continue;
     }
@@ -178,27 +178,30 @@ void RemoteTransport<E>::send_credits() {
 template <Endpoint E>
 bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
                                      Ring* ring, const Piece* payload) {
-  if (!link.outbox.room(record.kind != RecordKind::kSignal)) {
-    if (link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
-    return false;
-  }
+  if (!may_post(link, record.kind != RecordKind::kSignal)) return false;
   const uint64_t bytes = sizeof(ControlRecord) + (payload != nullptr ? payload->bytes : 0);
   Operation* operation = take_operation(link, kind, ring, bytes);
   if (operation == nullptr) return false;
   record.source = static_cast<uint16_t>(shape_.rank);
   record.destination = static_cast<uint16_t>(link.rank);
   record.epoch = epoch_->plan().epoch;
-  record.consumed = static_cast<uint32_t>(link.inbox.total());
-  const uint32_t imm = pack_imm({kImmControl, link.domain, link.outbox.sequence()});
+  uint64_t consumed = link.inbox.total();
+  if constexpr (Unordered<E>) consumed = link.gate->arrivals.tellable();
+  record.consumed = static_cast<uint32_t>(consumed);
   const uint64_t slot = link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord);
   const Piece staged{link.outbox.stage(record), staging_key_.descriptor, sizeof(ControlRecord),
                      slot, link.mailbox.key};
   const Piece pieces[] = {payload != nullptr ? *payload : staged, staged};
   const size_t count = payload != nullptr ? 2 : 1;
-  const ssize_t result = endpoint_.write_with_imm(link.peer, {pieces, count}, imm, operation);
+  const ssize_t result =
+      endpoint_.write_with_imm(link.peer, {pieces, count}, next_imm(link), operation);
   if (!posted(result, operation)) return false;
   link.outbox.sent();
   link.inbox.credit();
+  if constexpr (Unordered<E>) {
+    link.gate->departures.sent(Step::kRecord);
+    link.gate->arrivals.told(consumed);
+  }
   count_.records_sent.add(1);
   return true;
 }
@@ -215,6 +218,7 @@ Piece RemoteTransport<E>::scratch_of(const Link& link) const {
 // The marker completes when it, and with it everything before it, is visible at the peer.
 template <Endpoint E>
 bool RemoteTransport<E>::post_marker(Link& link, Ring* ring) {
+  if constexpr (Unordered<E>) return await_credit(link, ring);
   Operation* operation = take_operation(link, Operation::Kind::kMarker, ring, 8);
   if (operation == nullptr) return false;
   operation->covers = link.posted;

@@ -8,7 +8,11 @@ namespace epfabric::agent {
 template class RemoteTransport<FabricEndpoint>;
 template RemoteTransport<FabricEndpoint>::RemoteTransport(const Fabric&, uint32_t, const Shape&,
                                                           uint32_t, const Limits&, ProxyCount&);
-static_assert(Transport<FabricTransport>);
+template class RemoteTransport<GatedFabricEndpoint>;
+template RemoteTransport<GatedFabricEndpoint>::RemoteTransport(const Fabric&, uint32_t,
+                                                               const Shape&, uint32_t,
+                                                               const Limits&, ProxyCount&);
+static_assert(Transport<FabricTransport> && Transport<GatedFabricTransport>);
 
 template class RemoteTransport<VerbsEndpoint>;
 template RemoteTransport<VerbsEndpoint>::RemoteTransport(const VerbsPort&, uint32_t, const Shape&,

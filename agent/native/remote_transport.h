@@ -1,9 +1,10 @@
 // Ranks of other nodes, over any endpoint: payload by RDMA writes, signals and barrier records
 // through the peer's mailbox; a WRITE's last part and its signal are one operation. One per proxy,
-// used by its thread only. An operation completes when its source may be reused; a link's writes
-// arrive in order, so that one marker, which completes when it is visible at the target, tells that
-// all before it are. remote_post.h defines what is not here; remote_transport.cc makes the
-// instances.
+// used by its thread only. An operation completes when its source may be reused. Where a link's
+// writes arrive in order, one marker, which completes when it is visible at the target, tells that
+// all before it are; where they don't, the receiver says how far it has come (gate.h).
+// remote_links.h, remote_post.h, remote_gate.h and remote_arrivals.h define what is not here;
+// remote_transport.cc makes the instances.
 #pragma once
 
 #include <algorithm>
@@ -70,10 +71,21 @@ class RemoteTransport {
   RecordView view_of(const Link& link) const;
 
  private:
+  static constexpr uint64_t kMostWaits = kOperations / 4;  // the rest has to go on
+
   bool post_record(Link& link, ControlRecord& record, Operation::Kind kind, Ring* ring,
                    const Piece* payload = nullptr);
+  bool post_payload(Link& link, const Piece& payload, Operation* operation);
   bool post_marker(Link& link, Ring* ring);
+  bool post_credit(Link& link);
+  bool post_ask(Link& link);
+  bool await_credit(Link& link, Ring* ring);
   void caught_up(Link& link);
+  bool may_post(Link& link, bool urgent);
+  static uint32_t next_imm(const Link& link);
+  static bool owes(const Link& link);
+  void note_acknowledged(Link& link);
+  void end_waits(Link& link, uint64_t delivered);
   static ControlRecord record_of(const SignalPart& part);
   Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
@@ -84,7 +96,12 @@ class RemoteTransport {
   void add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain);
   uint32_t domain_at(uint32_t rank, uint32_t proxy) const;
   template <class Take, class Fail>
-  void take_record(uint64_t imm, Take&& take, Fail&& fail);
+  void take_imm(uint64_t data, Take&& take, Fail&& fail);
+  template <class Take, class Fail>
+  void take_arrival(Link& link, const Imm& imm, Take&& take, Fail&& fail);
+  template <class Take>
+  const char* take_record(Link& link, const ControlRecord& record, Take&& take);
+  void note_owed(Link& link);
   template <class Lose>
   void finished(Operation* operation, const Completion& completion, Lose&& lose);
 
@@ -105,6 +122,7 @@ class RemoteTransport {
   std::vector<Operation*> free_;
   uint64_t abandoned_ = 0;
   uint64_t lost_ = 0;
+  uint64_t waits_ = 0;
   std::vector<Completion> completions_;
   Epoch* epoch_ = nullptr;
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
@@ -125,7 +143,7 @@ size_t RemoteTransport<E>::poll(size_t batch, Take&& take, Lose&& lose, Fail&& f
   for (size_t i = 0; i < got; ++i) {
     const Completion& completion = completions_[i];
     if (completion.record) {
-      take_record(completion.imm, take, fail);
+      take_imm(completion.imm, take, fail);
     } else if (completion.context != nullptr) {
       finished(static_cast<Operation*>(completion.context), completion, lose);
     } else if (completion.error != 0) {
@@ -133,38 +151,6 @@ size_t RemoteTransport<E>::poll(size_t batch, Take&& take, Lose&& lose, Fail&& f
     }
   }
   return got;
-}
-
-template <Endpoint E>
-template <class Take, class Fail>
-void RemoteTransport<E>::take_record(uint64_t data, Take&& take, Fail&& fail) {
-  const Imm imm = unpack_imm(data);
-  if (data >> 32 != 0 || imm.type != kImmControl || imm.domain >= links_.size()) {
-    fail(-1, "a peer sent an immediate that means nothing: " + std::to_string(data));
-    return;
-  }
-  Link& link = *links_[imm.domain];
-  ControlRecord record;
-  if (!link.inbox.take(imm.sequence, record)) {
-    fail(static_cast<int>(link.rank),
-         "it sent record " + std::to_string(imm.sequence) + " out of order");
-    return;
-  }
-  count_.records_received.add(1);
-  const char* fault = fault_of(record, view_of(link));
-  const uint64_t acknowledged = link.outbox.acknowledged();
-  if (fault == nullptr && !link.outbox.acknowledge(record.consumed))
-    fault = "credit for what was not sent";
-  if (link.outbox.acknowledged() != acknowledged) link.busy_since_ns = 0;
-  if (fault == nullptr) fault = take(link, record);
-  if (fault != nullptr) {
-    fail(static_cast<int>(link.rank), std::string("it sent a bad record: ") + fault);
-    return;
-  }
-  if (link.inbox.owes_credit() && !link.owes) {
-    link.owes = true;
-    owing_.push_back(&link);  // reserved for every link: no allocation
-  }
 }
 
 template <Endpoint E>
@@ -187,6 +173,7 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   }
   if (completion.error == 0) {
     link.connected = link.connected || kind == Operation::Kind::kProbe;
+    if (Unordered<E> && kind == Operation::Kind::kCredit) link.gate->arrivals.credited();
     if (kind == Operation::Kind::kMarker) {
       link.delivered = std::max(link.delivered, operation->covers);
       if (link.delivered == link.posted) caught_up(link);
@@ -205,7 +192,11 @@ void RemoteTransport<E>::watch(Lose&& lose) {
   if (lost_ > 0) release_lost();
   endpoint_.attend();
   for (const auto& link : links_) {
-    if (epoch_ == nullptr || epoch_->gone(link->rank)) continue;
+    if (epoch_ == nullptr) continue;
+    if (epoch_->gone(link->rank)) {
+      if (Unordered<E>) end_waits(*link, UINT64_MAX);
+      continue;
+    }
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
     if (const std::string& fault = endpoint_.fault(link->peer); !fault.empty()) {
@@ -220,3 +211,5 @@ void RemoteTransport<E>::watch(Lose&& lose) {
 }
 
 }  // namespace epfabric::agent
+
+#include "remote_arrivals.h"

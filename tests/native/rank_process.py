@@ -62,9 +62,11 @@ def meet(pods: list[Pod]) -> None:
 
 
 def main() -> None:
-    index, what = int(sys.argv[1]), sys.argv[2]
+    index, (what, _, gated) = int(sys.argv[1]), sys.argv[2].partition("-")
     core = _native.Core(
-        address=f"127.0.1.{index + 1}", stall_timeout_ms=2000 if what == "stall" else 20000
+        address=f"127.0.1.{index + 1}",
+        stall_timeout_ms=2000 if what == "stall" else 20000,
+        gated=bool(gated),
     )
     node = Node(core, NODES[index])
     node.open(WORLD, RINGS, 64, 2, 1 + index % 2, 16 * BLOCK * 4)

@@ -1,4 +1,7 @@
-"""Eight ranks on four agent processes over tcp; then one process dies or hangs."""
+"""Eight ranks on four agent processes over tcp; then one process dies or hangs.
+
+"-gated": with the protocol for networks that keep no order.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def agents(request: pytest.FixtureRequest) -> Iterator[Agents]:
     started.close()
 
 
-@pytest.mark.parametrize("agents", ["exchange"], indirect=True)
+@pytest.mark.parametrize("agents", ["exchange", "exchange-gated"], indirect=True)
 def test_eight_ranks_on_four_agents_exchange_and_meet(agents: Agents) -> None:
     agents.start()
     for i in range(4):
@@ -85,7 +88,7 @@ def test_eight_ranks_on_four_agents_exchange_and_meet(agents: Agents) -> None:
         assert agents.processes[i].wait(30) == 0
 
 
-@pytest.mark.parametrize("agents", ["kill", "stall"], indirect=True)
+@pytest.mark.parametrize("agents", ["kill", "stall", "stall-gated"], indirect=True)
 def test_a_dead_or_hanging_agent_fails_the_epoch_on_the_others(
     agents: Agents, request: pytest.FixtureRequest
 ) -> None:

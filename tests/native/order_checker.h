@@ -1,0 +1,319 @@
+// Knows the ordering contract of FIFOs and watches a running group keep it, for unordered_test.cc.
+// Pods are played here: they push random commands, use a source again as soon as `completed` allows
+// it and a destination as soon as something said that the write is there. What is watched: a signal
+// word has a value that its writer gave it, only grows, and implies every payload byte before it in
+// its order domain; a completed DRAIN implies all earlier writes of its ring, a BARRIER those of
+// all rings of all ranks; everything completes.
+#pragma once
+
+#include <epfabric/command.h>
+#include <epfabric/fifo.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "session.h"
+
+namespace epfabric::test {
+
+inline constexpr uint32_t kPlaces = 64;  // writes of one order domain that may be under way
+inline constexpr uint32_t kPlaceUnits = 40;
+inline constexpr uint32_t kAreaUnits = kPlaces * kPlaceUnits;
+inline constexpr uint32_t kWords = 2;  // signal words of a (ring, destination)
+
+struct Unit {
+  uint64_t number, place;
+};
+static_assert(sizeof(Unit) == kUnitBytes);
+
+// From one ring of a rank to one destination rank.
+struct OrderDomain {
+  struct Said {
+    uint64_t value, writes;
+  };
+  uint64_t writes = 0;  // pushed
+  uint64_t seen = 0;    // of these, found at the destination
+  std::array<uint32_t, kPlaces> units{};
+  std::array<uint64_t, kPlaces> tickets{};
+  std::array<uint64_t, kWords> pushed{};        // what the words will be
+  std::array<uint64_t, kWords> value{};         // what they are
+  std::array<std::deque<Said>, kWords> said{};  // values that the words will have, in order
+};
+
+class OrderChecker {
+ public:
+  struct Rules {
+    uint32_t signal_percent = 40, drain_percent = 3, barrier_per_mille = 2;
+    uint32_t most_units = kPlaceUnits;
+  };
+
+  // `sessions` by rank; each has a region of region_bytes().
+  OrderChecker(std::vector<agent::Session*> sessions, uint64_t seed, const Rules& rules)
+      : sessions_(std::move(sessions)), rules_(rules), random_(seed) {
+    const agent::Shape& shape = sessions_[0]->shape();
+    world_ = shape.world;
+    rings_ = shape.rings;
+    domains_.resize(size_t{world_} * rings_ * world_);
+    for (uint32_t rank = 0; rank < world_; ++rank) {
+      Pod& pod = pods_.emplace_back();
+      for (uint32_t ring = 0; ring < rings_; ++ring) {
+        const agent::Segments& segments = sessions_[rank]->segments();
+        pod.rings.push_back({{const_cast<Slot*>(segments.slots(ring)),
+                              &segments.counters(ring)->tail, 0, 0, shape.depth},
+                             &segments.counters(ring)->completed,
+                             {}});
+      }
+    }
+  }
+  static uint64_t region_bytes(uint32_t world, uint32_t rings) {
+    return uint64_t{2} * world * rings * kAreaUnits * kUnitBytes;
+  }
+
+  // A random command on a random ring, if there is room.
+  void push() {
+    const uint32_t rank = draw(world_), ring = draw(rings_);
+    Pod& pod = pods_[rank];
+    if (pod.in_barrier) return;
+    if (barriers_begun_ > pod.barriers || draw(1000) < rules_.barrier_per_mille)
+      return push_barrier(rank);
+    if (draw(100) < rules_.drain_percent) return push_drain(rank, ring);
+    push_write(rank, ring, draw(world_));
+  }
+  void push_drain(uint32_t rank, uint32_t ring) {
+    Entry entry{Op::kDrain, {}};
+    for (uint32_t to = 0; to < world_; ++to) entry.writes.push_back(domain(rank, ring, to).writes);
+    add(rank, ring, pack_drain(pods_[rank].rings[ring].producer.head), std::move(entry));
+  }
+  uint64_t commands() const { return commands_; }
+
+  // Looks at everything; what is wrong stands in fault() from then on.
+  void look() {
+    for (uint32_t rank = 0; rank < world_; ++rank) {
+      look_at_signals(rank);
+      for (uint32_t ring = 0; ring < rings_; ++ring) look_at_completed(rank, ring);
+    }
+  }
+  bool all_completed() const {
+    return std::all_of(pods_.begin(), pods_.end(), [](const Pod& pod) {
+      return std::all_of(pod.rings.begin(), pod.rings.end(),
+                         [](const RingModel& ring) { return ring.entries.empty(); });
+    });
+  }
+  bool all_signalled() const {
+    return std::all_of(domains_.begin(), domains_.end(),
+                       [](const OrderDomain& domain) { return domain.value == domain.pushed; });
+  }
+  // Ranks that have entered fewer barriers than others enter theirs.
+  void finish_barriers() {
+    for (uint32_t rank = 0; rank < world_; ++rank) {
+      if (!pods_[rank].in_barrier && pods_[rank].barriers < barriers_begun_) push_barrier(rank);
+    }
+  }
+  bool barriers_even() const {
+    return std::all_of(pods_.begin(), pods_.end(), [this](const Pod& pod) {
+      return !pod.in_barrier && pod.barriers == barriers_begun_;
+    });
+  }
+  uint64_t barriers() const { return barriers_begun_; }
+  const std::string& fault() const { return fault_; }
+
+ private:
+  struct Entry {
+    Op op;
+    std::vector<uint64_t> writes;  // DRAIN: by destination, what it covers
+    uint32_t to = 0;               // WRITE
+    uint64_t number = 0;
+  };
+  struct RingModel {
+    Producer producer;
+    const uint64_t* completed;
+    std::deque<Entry> entries;  // not completed
+  };
+  struct Pod {
+    std::vector<RingModel> rings;
+    uint64_t barriers = 0;
+    bool in_barrier = false;
+  };
+
+  uint32_t draw(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+  OrderDomain& domain(uint32_t from, uint32_t ring, uint32_t to) {
+    return domains_[(size_t{from} * rings_ + ring) * world_ + to];
+  }
+  Unit* units(uint32_t rank) {
+    return reinterpret_cast<Unit*>(sessions_[rank]->regions()[0].memory.data());
+  }
+  uint32_t target_unit(uint32_t from, uint32_t ring, uint64_t number) const {
+    return (from * rings_ + ring) * kAreaUnits +
+           static_cast<uint32_t>(number % kPlaces) * kPlaceUnits;
+  }
+  uint32_t source_unit(uint32_t ring, uint32_t to, uint64_t number) const {
+    return (world_ * rings_ + ring * world_ + to) * kAreaUnits +
+           static_cast<uint32_t>(number % kPlaces) * kPlaceUnits;
+  }
+  void wrong(const std::string& what) {
+    if (fault_.empty()) fault_ = what;
+  }
+
+  bool add(uint32_t rank, uint32_t ring, const Slot& slot, Entry entry) {
+    RingModel& model = pods_[rank].rings[ring];
+    if (!model.producer.try_push(&slot, 1)) return false;
+    model.entries.push_back(std::move(entry));
+    commands_ += 1;
+    return true;
+  }
+
+  void push_barrier(uint32_t rank) {
+    Pod& pod = pods_[rank];
+    if (!add(rank, 0, pack_barrier(), {Op::kBarrier, {}})) return;
+    pod.in_barrier = true;
+    pod.barriers += 1;
+    barriers_begun_ = std::max(barriers_begun_, pod.barriers);
+    auto& covered = covered_.try_emplace_back(pod.barriers, domains_.size());
+    for (uint32_t ring = 0; ring < rings_; ++ring) {
+      for (uint32_t to = 0; to < world_; ++to)
+        covered[(size_t{rank} * rings_ + ring) * world_ + to] = domain(rank, ring, to).writes;
+    }
+  }
+
+  void push_write(uint32_t rank, uint32_t ring, uint32_t to) {
+    OrderDomain& flow = domain(rank, ring, to);
+    const uint64_t number = flow.writes + 1;
+    const bool reusable = number <= kPlaces || (number - kPlaces <= flow.seen &&
+                                                completed(rank, ring, flow, number - kPlaces));
+    const bool signal = !reusable || draw(100) < rules_.signal_percent;
+    const uint32_t word = draw(kWords), advance = signal ? 1 + draw(5) : 0;
+    Slot slot{};
+    if (reusable) {
+      const uint32_t count = 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
+      Unit* source = &units(rank)[source_unit(ring, to, number)];
+      for (uint32_t i = 0; i < count; ++i) source[i] = {number, place_name(rank, ring, to, i)};
+      Write write{};
+      write.rank = to;
+      write.advance = advance;
+      write.source = source_unit(ring, to, number);
+      write.signal = signal ? word : 0;
+      write.units = count;
+      write.destination = target_unit(rank, ring, number);
+      pack_write(write, slot);
+      const uint64_t ticket = pods_[rank].rings[ring].producer.head;
+      if (!add(rank, ring, slot, {Op::kWrite, {}, to, number})) return;
+      flow.writes = number;
+      flow.units[number % kPlaces] = count;
+      flow.tickets[number % kPlaces] = ticket;
+    } else {
+      pack_signal(to, word, advance, slot);
+      if (!add(rank, ring, slot, {Op::kSignal, {}})) return;
+    }
+    if (!signal) return;
+    flow.pushed[word] += advance;
+    flow.said[word].push_back({flow.pushed[word], flow.writes});
+  }
+  bool completed(uint32_t rank, uint32_t ring, const OrderDomain& flow, uint64_t number) const {
+    return platform::load_acquire(pods_[rank].rings[ring].completed) >
+           flow.tickets[number % kPlaces];
+  }
+  static uint64_t place_name(uint32_t rank, uint32_t ring, uint32_t to, uint32_t unit) {
+    return uint64_t{rank} << 48 | uint64_t{ring} << 32 | uint64_t{to} << 16 | unit;
+  }
+
+  // The first `until` writes of the domain have to be there.
+  void require(uint32_t from, uint32_t ring, uint32_t to, uint64_t until, const std::string& why) {
+    OrderDomain& flow = domain(from, ring, to);
+    for (; flow.seen < until; ++flow.seen) {
+      const uint64_t number = flow.seen + 1;
+      const Unit* at = &units(to)[target_unit(from, ring, number)];
+      for (uint32_t i = 0; i < flow.units[number % kPlaces]; ++i) {
+        if (at[i].number == number && at[i].place == place_name(from, ring, to, i)) continue;
+        return wrong(why + ", and write " + std::to_string(number) + " of ring " +
+                     std::to_string(ring) + " of rank " + std::to_string(from) +
+                     " is not at rank " + std::to_string(to));
+      }
+    }
+  }
+
+  void look_at_signals(uint32_t rank) {
+    for (uint32_t from = 0; from < world_; ++from) {
+      for (uint32_t ring = 0; ring < rings_; ++ring) {
+        OrderDomain& flow = domain(from, ring, rank);
+        for (uint32_t word = 0; word < kWords; ++word) {
+          const uint64_t now =
+              platform::load_acquire(sessions_[rank]->segments().signal(from, ring, word));
+          if (now == flow.value[word]) continue;
+          if (now < flow.value[word]) return wrong("a signal word shrank");
+          flow.value[word] = now;
+          auto& said = flow.said[word];
+          while (!said.empty() && said.front().value < now) said.pop_front();
+          if (said.empty() || said.front().value != now)
+            return wrong("a signal word has a value that nobody gave it");
+          require(from, ring, rank, said.front().writes, "a signal word grew");
+          said.pop_front();
+        }
+      }
+    }
+  }
+
+  void look_at_completed(uint32_t rank, uint32_t ring) {
+    RingModel& model = pods_[rank].rings[ring];
+    const uint64_t first = model.producer.head - model.entries.size();
+    for (uint64_t i = platform::load_acquire(model.completed) - first; i > 0; --i) {
+      const Entry entry = std::move(model.entries.front());
+      model.entries.pop_front();
+      if (entry.op == Op::kWrite) {  // the source is the pod's again
+        std::memset(static_cast<void*>(&units(rank)[source_unit(ring, entry.to, entry.number)]),
+                    0xee, kPlaceUnits * kUnitBytes);
+      } else if (entry.op == Op::kDrain) {
+        for (uint32_t to = 0; to < world_; ++to)
+          require(rank, ring, to, entry.writes[to], "a DRAIN completed");
+      } else if (entry.op == Op::kBarrier) {
+        leave_barrier(rank);
+      }
+    }
+  }
+
+  void leave_barrier(uint32_t rank) {
+    Pod& pod = pods_[rank];
+    pod.in_barrier = false;
+    for (const Pod& other : pods_) {
+      if (other.barriers < pod.barriers) return wrong("a rank left a barrier before all entered");
+    }
+    const auto& covered = covered_.of(pod.barriers);
+    for (uint32_t from = 0; from < world_; ++from) {
+      for (uint32_t ring = 0; ring < rings_; ++ring) {
+        require(from, ring, rank, covered[(size_t{from} * rings_ + ring) * world_ + rank],
+                "a BARRIER completed");
+      }
+    }
+  }
+
+  // By barrier: what each domain had pushed when its rank entered.
+  class Covered {
+   public:
+    std::vector<uint64_t>& try_emplace_back(uint64_t number, size_t domains) {
+      if (by_barrier_.size() < number) by_barrier_.resize(number);
+      by_barrier_[number - 1].resize(domains);
+      return by_barrier_[number - 1];
+    }
+    const std::vector<uint64_t>& of(uint64_t number) const { return by_barrier_[number - 1]; }
+
+   private:
+    std::vector<std::vector<uint64_t>> by_barrier_;
+  };
+
+  std::vector<agent::Session*> sessions_;
+  const Rules rules_;
+  std::minstd_rand random_;
+  uint32_t world_ = 0, rings_ = 0;
+  std::vector<OrderDomain> domains_;
+  std::vector<Pod> pods_;
+  Covered covered_;
+  uint64_t barriers_begun_ = 0;
+  uint64_t commands_ = 0;
+  std::string fault_;
+};
+
+}  // namespace epfabric::test
