@@ -124,6 +124,7 @@ class BarrierTimes(TypedDict):
     number: int
     last_rank: int  # of all on the leader's node, else of this node; -1: it is gone
     leads: bool  # this is the leader's node
+    alone: bool  # by dissemination: last_rank is of this node also where it leads
     kept: bool  # the leader decided to keep it as a trace
     began_ns: int  # the group's first rank arrived: exact on the leader's node, else first_ns
     first_ns: int  # the node's first rank arrived
@@ -221,10 +222,12 @@ class Core:
         barrier_timeout_ms: int,
         mask: bool = False,
         uid: bytes = b"",
+        dissemination: bool = False,
     ) -> None:
         """Connects every local session with every remote rank; nodes: the ranks of each node,
         the same list on every node. Bounded by connect_timeout_ms. mask: see Event.kind. uid: the
-        group's, 16 bytes, the same on every node too (empty: zeros)."""
+        group's, 16 bytes, the same on every node too (empty: zeros). dissemination: between nodes
+        barriers need no leader; also the same on every node."""
     def start_epoch(self, group: int) -> None: ...
     def fail_epoch(self, group: int, reason: str) -> None:
         """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""
@@ -250,8 +253,9 @@ class Core:
         """Readable while events() has something."""
     def counters(self) -> list[SessionCount]:
         """Of every open session."""
-    def barrier_stats(self, group: int) -> BarrierStats:
-        """Of all epochs of that group so far; empty phases where it had no barrier."""
+    def barrier_stats(self, group: int, rail: bool = False) -> BarrierStats:
+        """Of all epochs of that group so far; empty phases where it had no barrier. rail: of
+        barriers along rails, of all of this node's; they have no stragglers."""
     def take_barriers(
         self, group: int, position: int, limit: int, kept: bool = True
     ) -> TakenBarriers:

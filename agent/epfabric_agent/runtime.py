@@ -253,6 +253,7 @@ class Runtime:
                 join_timeout_s=settings.barrier.join_timeout_ms / 1000,
                 barrier_timeout_ms=settings.barrier.timeout_ms,
                 mask=settings.on_rank_loss == "Mask",
+                dissemination=settings.barrier.algorithm == "dissemination",
                 find=lambda group: self._find(self.client, group),
                 observe=self._observe,
                 changed=self._changed,

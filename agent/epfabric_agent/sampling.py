@@ -105,6 +105,7 @@ class Sampler:
                 samples.append(
                     barrier_sample(
                         core.barrier_stats(epoch.handle),
+                        core.barrier_stats(epoch.handle, rail=True),
                         namespace=namespace,
                         group=name,
                         handle=epoch.handle,

@@ -26,7 +26,8 @@ BarrierTimes times_of(const BarrierStamps& stamps, const Id128& group, uint32_t 
           known.posted_ns,
           known.network_ns,
           get(stamps.released_ns),
-          left_ns};
+          left_ns,
+          known.alone};
 }
 
 Delegate::Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stats)
@@ -34,6 +35,7 @@ Delegate::Delegate(const BarrierPlan& plan, Meeting& meeting, BarrierStats& stat
       meeting_(meeting),
       stats_(stats),
       nodes_(plan.nodes.size()),
+      rounds_(plan.node, static_cast<uint32_t>(plan.nodes.size())),
       needed_(static_cast<uint32_t>(plan.nodes.size())) {
   for (uint32_t node = 0; node < plan_.delegates.size(); ++node) {
     const uint32_t rank = plan_.delegates[node];
@@ -48,6 +50,7 @@ ControlRecord Delegate::record_of(RecordKind kind, uint32_t destination, uint64_
   record.source = static_cast<uint16_t>(plan_.delegates[plan_.node]);
   record.destination = static_cast<uint16_t>(destination);
   record.epoch = plan_.epoch;
+  record.index = plan_.rail ? kRailScope : kFullScope;
   record.value = number_;
   record.extra = extra;
   return record;
@@ -82,8 +85,12 @@ bool Delegate::gathered(uint64_t now_ns) {
   const bool ranks = stamps.ranks != 0;
   last_rank_ = last_local_rank();
   began_ns_ = ranks ? stamps.first_ns.load(std::memory_order_relaxed) : now_ns;
-  if (!ranks && (!leads() || needed_ == 1)) return false;
-  if (!leads()) {
+  if (!ranks && (plan_.dissemination || !leads() || needed_ == 1)) return false;
+  if (plan_.dissemination) {
+    rounds_.enter();
+    posted_ns_ = network_ns_ = now_ns;
+    state_ = State::kRounds;
+  } else if (!leads()) {
     state_ = State::kPosting;
   } else {
     posted_ns_ = now_ns;
@@ -127,6 +134,7 @@ void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
   if (lost.gone) return;
   const bool waited = !complete();
   lost.gone = true;
+  rounds_.lose(node);
   needed_ -= 1;
   if (lost.arrivals > number_) arrived_ -= 1;
   if (lost.arrivals > number_ + 1) early_ -= 1;
@@ -134,45 +142,86 @@ void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
 }
 
 const char* Delegate::on_record(const ControlRecord& record, uint64_t now_ns) {
-  if (record.kind == RecordKind::kRelease) {
-    if (record.value != number_) return "another barrier's number";
-    if (leads() || record.source != plan_.leader_rank)
-      return "a release by a rank that does not lead";
-    if (state_ != State::kWaiting || release_seen_) return "a release before the arrival";
-    if (record.extra > 1) return "a release that says what releases do not say";
-    release_seen_ = true;
-    kept_ = record.extra == 1;
-    network_ns_ = now_ns;
-    return nullptr;
-  }
-  if (!leads()) return "an arrival at a rank that does not lead";
+  if (record.kind == RecordKind::kRelease) return on_release(record, now_ns);
   const uint32_t node = record.source < node_of_.size() ? node_of_[record.source] : kNoNode;
   if (node == kNoNode || node == plan_.node)
-    return "an arrival of a rank that is no node's delegate";
-  return on_arrival(node, record, now_ns);
+    return "a barrier's record of a rank that is no node's delegate";
+  if (record.kind == RecordKind::kRound) return on_round(node, record, now_ns);
+  if (record.kind == RecordKind::kAsk) return on_ask(record);
+  if (!leads()) return "an arrival at a rank that does not lead";
+  if (nodes_[node].gone) return nullptr;
+  return plan_.dissemination ? on_present(node, record, now_ns) : on_arrival(node, record, now_ns);
+}
+
+const char* Delegate::on_release(const ControlRecord& record, uint64_t now_ns) {
+  if (record.value != number_) return "another barrier's number";
+  if (leads() || record.source != plan_.leader_rank || plan_.dissemination)
+    return "a release by a rank that does not lead";
+  if (state_ != State::kWaiting || release_seen_) return "a release before the arrival";
+  if (record.extra > 1) return "a release that says what releases do not say";
+  release_seen_ = true;
+  kept_ = record.extra == 1;
+  network_ns_ = now_ns;
+  return nullptr;
+}
+
+const char* Delegate::on_round(uint32_t node, const ControlRecord& record, uint64_t now_ns) {
+  if (!plan_.dissemination) return "a round of a barrier that has a leader";
+  if (record.value == number_) network_ns_ = now_ns;
+  return rounds_.on_round(node, record.value, unpack_round(record.extra));
+}
+
+const char* Delegate::on_ask(const ControlRecord& record) {
+  if (!plan_.dissemination || leads() || record.source != plan_.leader_rank)
+    return "a question by a rank that does not lead";
+  if (record.value > number_ + 1) return "another barrier's number";
+  asked_ = record.value + 1;
+  return nullptr;
+}
+
+// Which ranks of a node are there. Of a barrier that is over here, or not begun, it says nothing.
+const char* Delegate::on_present(uint32_t node, const ControlRecord& record, uint64_t now_ns) {
+  if (record.kind != RecordKind::kPresent) return "an arrival at a barrier without a leader";
+  if (record.value != number_) return nullptr;
+  nodes_[node].present_known = true;
+  nodes_[node].present = record.extra;
+  // Sent when half the time was over there: the leader is to be the one that runs out of it.
+  if (remote_began_ns_ == 0) remote_began_ns_ = now_ns - plan_.timeout_ns / 2;
+  return nullptr;
 }
 
 // A node that was released may be one barrier ahead of the leader's own ranks.
 const char* Delegate::on_arrival(uint32_t node, const ControlRecord& record, uint64_t now_ns) {
-  if (nodes_[node].gone) return nullptr;
   const bool ahead = record.value == number_ + 1 && nodes_[node].released;
   if (record.value != nodes_[node].arrivals || (record.value != number_ && !ahead)) {
     return "another barrier's number";
   }
-  if (record.kind == RecordKind::kPresent) {
-    if (ahead) return nullptr;
-    nodes_[node].present_known = true;
-    nodes_[node].present = record.extra;
-    // Sent when half the time was over there: the leader is to be the one that runs out of it.
-    if (remote_began_ns_ == 0) remote_began_ns_ = now_ns - plan_.timeout_ns / 2;
-    return nullptr;
-  }
+  if (record.kind == RecordKind::kPresent) return on_present(node, record, now_ns);
   const Arrival arrival = unpack_arrival(record.extra);
   const std::vector<uint32_t>& ranks = plan_.nodes[node];
   if (std::find(ranks.begin(), ranks.end(), arrival.last_rank) == ranks.end())
     return "a last rank that is not on that node";
   arrived(node, arrival, now_ns);
   return nullptr;
+}
+
+// Half the time is over for somebody who waits.
+bool Delegate::late(uint64_t now_ns) const {
+  const uint64_t half_ns = plan_.timeout_ns / 2;
+  const uint64_t about = meeting_.begun(number_) ? meeting_.begun_ns() : remote_began_ns_;
+  if (about == 0 || now_ns < about + half_ns) return false;
+  const uint64_t begin = begin_ns();  // looks at every seat
+  return begin != 0 && now_ns >= begin + half_ns;
+}
+
+// All rounds have come. Nobody collects: whether the barrier is kept, each node works out alike;
+// that it was slow somewhere is known when the next one is over.
+void Delegate::heard_of_all() {
+  stats_.record(Phase::kNetwork, posted_ns_, network_ns_);
+  if (!rounds_begun_) stats_.record(Phase::kLocal, posted_ns_, posted_ns_);  // one node
+  if (rounds_.slow_before()) stats_.keep_after(plan_.group, plan_.epoch, number_ - 1);
+  if (plan_.keep != nullptr)
+    kept_ = plan_.keep->chooses(trace_id_of(plan_.group, plan_.epoch, number_));
 }
 
 uint64_t Delegate::begin_ns() const {
@@ -207,15 +256,23 @@ std::vector<uint32_t> Delegate::missing() const {
   return out;
 }
 
+std::string Delegate::waits_for() const {
+  const std::string leader = "the leader (rank " + std::to_string(plan_.leader_rank) + ")";
+  return plan_.dissemination ? "a rank of another node had not: see " + leader
+                             : leader + " did not release";
+}
+
 // The trace needs this node's part, also where nobody is left to leave: the leader's is its root.
 void Delegate::keep_without_ranks(uint64_t number, uint64_t now_ns) {
   stats_.keep({plan_.group, number, plan_.epoch, last_rank_, leads(), true, began_ns_, posted_ns_,
-               posted_ns_, posted_ns_, network_ns_, now_ns, now_ns});
+               posted_ns_, posted_ns_, network_ns_, now_ns, now_ns, plan_.dissemination});
 }
 
 // Lets the local ranks go and gets ready for the next barrier.
 void Delegate::next(uint64_t now_ns) {
   const uint64_t done = number_;
+  const uint64_t took_ns = now_ns > began_ns_ ? now_ns - began_ns_ : 0;
+  if (plan_.dissemination) rounds_.next(plan_.keep != nullptr && plan_.keep->slow(took_ns));
   for (Node& node : nodes_) node = Node{.arrivals = node.arrivals, .gone = node.gone};
   state_ = State::kGathering;
   number_ += 1;
@@ -223,10 +280,11 @@ void Delegate::next(uint64_t now_ns) {
   remote_began_ns_ = early_began_ns_;
   early_began_ns_ = 0;
   early_ = 0;
-  const Collected known{began_ns_, posted_ns_, network_ns_, last_rank_, kept_};
+  const Collected known{began_ns_, posted_ns_, network_ns_, last_rank_, kept_, plan_.dissemination};
   if (kept_ && meeting_.stamps(done).leaving == 0) keep_without_ranks(done, now_ns);
-  release_seen_ = present_sent_ = kept_ = false;
-  expired_ = 0;
+  release_seen_ = rounds_begun_ = kept_ = false;
+  present_ = expired_ = 0;
+  ask_next_ = 0;
   meeting_.release(done, now_ns, known);
 }
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "histogram.h"
@@ -27,10 +28,12 @@ constexpr std::array<const char*, static_cast<size_t>(Phase::kCount)> kPhaseName
 
 class BarrierStats {
  public:
-  explicit BarrierStats(int scale)
+  // `rails`: with statistics of their own for barriers along rails, of which no stamps are kept.
+  explicit BarrierStats(int scale, bool rails = true)
       : phases_{Histogram(scale), Histogram(scale), Histogram(scale), Histogram(scale),
                 Histogram(scale)},
-        last_(kMaxRanks) {}
+        last_(kMaxRanks),
+        rails_(rails ? std::make_unique<BarrierStats>(scale, false) : nullptr) {}
 
   // A stamp of another thread may be a moment later than ours; that counts as zero.
   void record(Phase phase, uint64_t from_ns, uint64_t to_ns) {
@@ -48,7 +51,15 @@ class BarrierStats {
     if (times.kept) keep(times);
   }
   void keep(const BarrierTimes& times) { kept_.add(times); }
+  // A barrier that was only found to be slow when the next one was over.
+  void keep_after(const Id128& group, uint32_t epoch, uint64_t number) {
+    BarrierTimes times;
+    if (!last_barriers_.find(group, epoch, number, times) || times.kept) return;
+    times.kept = true;
+    keep(times);
+  }
 
+  BarrierStats& rails() { return *rails_; }
   const Histogram& phase(Phase phase) const { return phases_[static_cast<size_t>(phase)]; }
   const Trail& last_barriers() const { return last_barriers_; }
   const Trail& kept() const { return kept_; }
@@ -57,6 +68,7 @@ class BarrierStats {
  private:
   std::array<Histogram, static_cast<size_t>(Phase::kCount)> phases_;
   std::vector<std::atomic<uint64_t>> last_;
+  std::unique_ptr<BarrierStats> rails_;
   Trail last_barriers_;
   Trail kept_;  // of its own, so that many barriers that nobody keeps push none of these out
 };

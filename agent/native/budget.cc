@@ -1,6 +1,9 @@
 // The sums behind budget.h.
 #include "budget.h"
 
+#include "error.h"
+#include "region.h"
+
 namespace epfabric::agent {
 namespace {
 
@@ -56,6 +59,18 @@ Budget budget_of(const Shape& shape, const Census& census, uint32_t proxies, uin
   out.segment_bytes = layout.pod_bytes + layout.agent_bytes;
   out.signal_words = uint64_t{shape.world} * shape.rings * shape.signals;
   return out;
+}
+
+Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, uint32_t regions,
+                 uint32_t inflight) {
+  if (!layout_valid(shape.rings, shape.depth, shape.signals, shape.world) || ranks_per_node == 0 ||
+      proxies == 0 || proxies > kMaxProxies || regions > kMaxRegions) {
+    throw NativeError("a group like that cannot be: world 1-4096, proxies 1-16, rings 1-64");
+  }
+  std::vector<uint32_t> node_of(shape.world);
+  for (uint32_t rank = 0; rank < shape.world; ++rank) node_of[rank] = rank / ranks_per_node;
+  const std::vector<uint32_t> each(shape.world, proxies);
+  return budget_of(shape, Census(node_of, each), proxies, regions, inflight);
 }
 
 std::string over(const Census& census, std::span<const uint32_t> local,

@@ -73,6 +73,9 @@ struct Budget {
 };
 Budget budget_of(const Shape& shape, const Census& census, uint32_t proxies, uint32_t regions,
                  uint32_t inflight);
+// Where all ranks are alike. Throws NativeError for what no group can be.
+Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, uint32_t regions,
+                 uint32_t inflight);
 
 // Why the local ranks' part of a group does not fit, with the numbers; empty where it does.
 std::string over(const Census& census, std::span<const uint32_t> local,

@@ -39,6 +39,7 @@ struct Command {
   Op op = Op::kInvalid;
   Write write{};       // WRITE and SIGNAL
   uint64_t until = 0;  // DRAIN: every ticket below it
+  bool rail = false;   // BARRIER
   uint8_t source_region = 0;
   uint8_t destination_region = 0;
 };
@@ -125,10 +126,12 @@ inline Refusal check(const Slot& slot, uint64_t ticket, uint32_t ring, const Ses
       out.op = Op::kDrain;
       return Refusal::kNone;
     case Op::kBarrier:
-      if (slot.hi != 0 || slot.lo != head_of(Op::kBarrier, 0)) return Refusal::kUnusedField;
+      if (slot.hi != 0 || (slot.lo & ~head_of(Op::kInvalid, 1)) != head_of(Op::kBarrier, 0))
+        return Refusal::kUnusedField;
       if (ring != 0) return Refusal::kUnsupported;
       if (view.departed->load(std::memory_order_acquire)) return Refusal::kRankLeft;
       out.op = Op::kBarrier;
+      out.rail = slot.lo != head_of(Op::kBarrier, 0);
       return Refusal::kNone;
     case Op::kCasSwap:
       return Refusal::kHalfCas;

@@ -110,9 +110,27 @@ BarrierPlan Epoch::barrier_plan() const {
                   plan_.nodes,
                   {},
                   plan_.uid,
-                  plan_.keep};
+                  plan_.keep,
+                  plan_.dissemination};
   for (uint32_t node = 0; node < plan_.nodes.size(); ++node)
     out.delegates.push_back(delegate_of(node));
+  return out;
+}
+
+BarrierPlan Epoch::rail_plan(uint32_t position) const {
+  BarrierPlan out{plan_.epoch, 0,  0,         0,       plan_.barrier_timeout_ns,
+                  {},          {}, plan_.uid, nullptr, plan_.dissemination,
+                  true};
+  for (uint32_t node = 0; node < plan_.nodes.size(); ++node) {
+    if (plan_.nodes[node].size() <= position) continue;
+    const auto place = static_cast<uint32_t>(out.nodes.size());
+    const uint32_t rank = plan_.nodes[node][position];
+    if (node == node_) out.node = place;
+    if (node == node_of_[plan_.leader_rank]) out.leader_node = place;
+    out.nodes.push_back({rank});
+    out.delegates.push_back(rank);
+  }
+  out.leader_rank = out.delegates[out.leader_node];
   return out;
 }
 

@@ -29,6 +29,7 @@ struct EpochPlan {
   bool mask = false;  // a lost rank is reported and the epoch goes on; else it fails
   Id128 uid{};        // the group's; the same on every node
   std::shared_ptr<const KeepRule> keep{};  // which barriers are kept as traces
+  bool dissemination = false;              // the barrier between nodes; else a leader collects
 };
 
 class Epoch {
@@ -59,6 +60,8 @@ class Epoch {
   uint32_t position_of(uint32_t rank) const;
   uint32_t delegate_of(uint32_t node) const;
   BarrierPlan barrier_plan() const;
+  // Of the ranks that have this position on their nodes.
+  BarrierPlan rail_plan(uint32_t position) const;
   // The last local rank has left it; before any of them is released from the next.
   void barrier_left(uint64_t number, uint64_t now_ns);
 
@@ -89,7 +92,8 @@ class Epoch {
   std::vector<uint32_t> absent(uint64_t number) const;
   // The session of a masked rank still serves the barrier as this node's delegate.
   bool needs(uint32_t rank) const {
-    return running() && masked(rank) && local(rank) && delegate_of(node_) == rank;
+    return running() && masked(rank) && local(rank) &&
+           (delegate_of(node_) == rank || (leads_rails() && plan_.nodes.size() > 1));
   }
   void report(Event event) { events_.push(std::move(event)); }
 
@@ -103,6 +107,8 @@ class Epoch {
   const std::vector<std::shared_ptr<Session>>& sessions() const { return sessions_; }
 
  private:
+  // A leader's part goes on without its rank; by dissemination nobody leads.
+  bool leads_rails() const { return node_ == node_of_[plan_.leader_rank] && !plan_.dissemination; }
   void place_ranks();
   void place_sessions(const std::vector<SessionBlob>& remote);
 

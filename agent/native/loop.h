@@ -62,10 +62,11 @@ class Loop {
   bool advance(Ring& ring);
   bool advance_write(Ring& ring, Held& held);
   bool advance_barrier(Ring& ring, Held& held);
+  bool advance_rail(Ring& ring, Held& held);
   template <class To>
   bool post(To& to, Ring& ring, Held& held);
 
-  bool step_barrier();
+  bool step_barrier(Delegate& delegate);
   bool settled();
   bool session_quiet() const;
   void note_undelivered();
@@ -74,7 +75,7 @@ class Loop {
   void lose(uint32_t rank, const std::string& text);
   void report_lost(uint32_t rank, const std::string& text);
   void fail(int rank, const std::string& text);
-  void barrier_timed_out();
+  void barrier_timed_out(const Delegate& delegate, bool rail);
   void record_barrier();
   void look_at_pod();
   void beat();
@@ -107,7 +108,10 @@ class Loop {
   const Session* session_ = nullptr;
   uint64_t barriers_ = 0;  // that the session's rank has left
   uint32_t position_ = 0;
-  std::unique_ptr<Delegate> delegate_;
+  std::unique_ptr<Delegate> delegate_;  // where this rank is its node's
+  uint64_t rails_ = 0;                  // barriers along its rail that the rank has left
+  Meeting rail_meeting_{1};
+  std::unique_ptr<Delegate> rail_;
   bool left_last_ = false;  // the barrier before `barriers_`, as the last one of the node
   uint64_t left_ns_ = 0;
   std::vector<std::pair<const Proxy*, uint64_t>> unsettled_;

@@ -151,6 +151,7 @@ uint64_t& Loop<Remote>::signal_value(const Ring& ring, const Write& write) {
 
 template <class Remote>
 bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
+  if (held.command.rail) return advance_rail(ring, held);
   Meeting& meeting = epoch_->meeting();
   if (!held.announced) {
     held.announced = true;
@@ -166,6 +167,29 @@ bool Loop<Remote>::advance_barrier(Ring& ring, Held& held) {
   left_last_ = meeting.leave(barriers_);
   if (left_last_) left_ns_ = platform::clock_ns();
   barriers_ += 1;
+  return true;
+}
+
+// The same for the ranks of one rail, one on each node: this one is its node's delegate.
+template <class Remote>
+bool Loop<Remote>::advance_rail(Ring& ring, Held& held) {
+  if (!held.announced) {
+    held.announced = true;
+    rail_meeting_.announce(rails_, 0, platform::clock_ns());
+  }
+  if (!held.entered) {
+    if (ring.retired() != ring.ticket() || !session_quiet()) return false;
+    held.entered = true;
+    rail_meeting_.enter(rails_, 0, platform::clock_ns());
+  }
+  if (!rail_meeting_.released(rails_)) return false;
+  ring.finish();
+  const BarrierStamps& stamps = rail_meeting_.stamps(rails_);
+  const uint64_t now_ns = platform::clock_ns();
+  epoch_->stats().rails().record(Phase::kRelease, stamps.collected.network_ns, now_ns);
+  epoch_->stats().rails().record(Phase::kTotal, stamps.first_ns, now_ns);
+  rail_meeting_.leave(rails_);
+  rails_ += 1;
   return true;
 }
 

@@ -57,7 +57,8 @@ bool Loop<Remote>::work(uint64_t now_ns) {
     remote_.flush();
     if (remote_.undelivered() == 0) proxy_.deliver_.store(false, std::memory_order_relaxed);
   }
-  if (proxy_.index_ == 0 && delegate_) worked = step_barrier() || worked;
+  if (delegate_) worked = step_barrier(*delegate_) || worked;
+  if (rail_) worked = step_barrier(*rail_) || worked;
   worked = serve_rings() > 0 || worked;
   const size_t completions = remote_.poll(
       proxy_.settings_.drain_batch,
@@ -105,7 +106,10 @@ void Loop<Remote>::beat() {
   }
   remote_.flush();  // so that a peer that takes nothing is noticed
   remote_.watch([this](uint32_t rank, const std::string& text) { lose(rank, text); });
-  if (delegate_ && epoch_->running() && delegate_->timed_out(now_ns_)) barrier_timed_out();
+  for (const auto* each : {&delegate_, &rail_}) {
+    if (*each && epoch_->running() && (*each)->timed_out(now_ns_))
+      barrier_timed_out(**each, each == &rail_);
+  }
   if (proxy_.index_ == 0 && epoch_->running()) look_at_pod();
 }
 
@@ -124,7 +128,7 @@ void Loop<Remote>::look_at_pod() {
 template <class Remote>
 bool Loop<Remote>::active() const {
   if (unconnected_ > 0 || remote_.inflight() + remote_.undelivered() > 0 ||
-      (delegate_ && delegate_->busy()))
+      (delegate_ && delegate_->busy()) || (rail_ && rail_->busy()))
     return true;
   for (const Ring* ring : order_) {
     if (ring->holding()) return true;
@@ -161,6 +165,8 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
       delegate_ =
           std::make_unique<Delegate>(epoch->barrier_plan(), epoch->meeting(), epoch->stats());
     }
+    rail_ = std::make_unique<Delegate>(epoch->rail_plan(position_), rail_meeting_,
+                                       epoch->stats().rails());
   }
   lost_.assign(epoch->world(), 0);
   masked_.assign(epoch->world(), 0);
@@ -181,21 +187,21 @@ const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& rec
     platform::store_release(word, record.value);
     return nullptr;
   }
-  if (!delegate_) return "a barrier record for a rank that is no delegate";
-  return delegate_->on_record(record, platform::clock_ns());
+  const auto& delegate = record.index == kRailScope ? rail_ : delegate_;
+  if (!delegate) return "a barrier record for a rank that is no delegate";
+  return delegate->on_record(record, platform::clock_ns());
 }
 
 template <class Remote>
-bool Loop<Remote>::step_barrier() {
+bool Loop<Remote>::step_barrier(Delegate& delegate) {
   if (!epoch_->running()) return false;
   bool moved = false;
-  const uint64_t number = delegate_->number();  // one barrier a turn is the most
-  while (delegate_->number() == number && delegate_->step(
-                                              now_ns_,
-                                              [this](uint32_t rank, const ControlRecord& record) {
-                                                return remote_.send(rank, record);
-                                              },
-                                              [this] { return settled(); })) {
+  const uint64_t number = delegate.number();  // one barrier a turn is the most
+  const auto send = [this](uint32_t rank, const ControlRecord& record) {
+    return remote_.send(rank, record);
+  };
+  while (delegate.number() == number &&
+         delegate.step(now_ns_, send, [this] { return settled(); })) {
     moved = true;
   }
   return moved;
@@ -236,13 +242,17 @@ void Loop<Remote>::take_changes() {
     }
     remote_.stop_trying();
   }
-  if (!delegate_) return;
-  const auto& nodes = epoch_->plan().nodes;
-  for (uint32_t node = 0; node < nodes.size(); ++node) {
-    const bool gone = std::all_of(nodes[node].begin(), nodes[node].end(), [this](uint32_t rank) {
-      return epoch_->gone(rank) && epoch_->state(rank) != kMasked;
-    });
-    if (gone && node != epoch_->node()) delegate_->lose_node(node, platform::clock_ns());
+  if (!rail_) return;
+  if (epoch_->state(shape_.rank) == kExcluded) rail_meeting_.exclude(0);
+  for (auto* each : {&delegate_, &rail_}) {
+    if (!*each) continue;
+    const auto& nodes = (*each)->nodes();
+    for (uint32_t node = 0; node < nodes.size(); ++node) {
+      const bool gone = std::all_of(nodes[node].begin(), nodes[node].end(), [this](uint32_t rank) {
+        return epoch_->gone(rank) && epoch_->state(rank) != kMasked;
+      });
+      if (gone && node != (*each)->node()) (*each)->lose_node(node, platform::clock_ns());
+    }
   }
 }
 
@@ -281,26 +291,29 @@ void Loop<Remote>::fail(int rank, const std::string& text) {
 }
 
 template <class Remote>
-void Loop<Remote>::barrier_timed_out() {
-  std::string text = "barrier " + std::to_string(delegate_->number()) + " of epoch " +
+void Loop<Remote>::barrier_timed_out(const Delegate& delegate, bool rail) {
+  std::string text = (rail ? "barrier of rail " + std::to_string(position_) + " with number "
+                           : std::string("barrier ")) +
+                     std::to_string(delegate.number()) + " of epoch " +
                      std::to_string(epoch_->plan().epoch) + " was not complete after " +
                      std::to_string(epoch_->plan().barrier_timeout_ns / 1'000'000) + " ms";
-  if (epoch_->plan().mask) {
+  const std::vector<uint32_t> missing = delegate.missing();
+  // Nodes can be asked who has not entered the barrier of all, but not that of a rail.
+  if (epoch_->plan().mask && !rail) {
     return epoch_->report(
-        {"barrier_timeout", epoch_->plan().group, -1, {}, text, delegate_->number()});
+        {"barrier_timeout", epoch_->plan().group, -1, {}, text, delegate.number()});
   }
-  const std::vector<uint32_t> missing = delegate_->missing();
   text += "; ";
   if (missing.empty()) {
-    text += "every rank of this node had entered, the leader (rank " +
-            std::to_string(epoch_->plan().leader_rank) + ") did not release";
+    text += "every rank of this node had entered, " + delegate.waits_for();
   } else {
     text += "missing ranks:";
     for (const uint32_t rank : missing) text += " " + std::to_string(rank);
   }
   const uint32_t about = missing.empty() ? epoch_->plan().leader_rank : missing[0];
+  if (epoch_->plan().mask && !missing.empty()) return report_lost(about, text);
   epoch_->fail({"barrier_timeout", epoch_->plan().group, static_cast<int>(about), missing, text,
-                delegate_->number()});
+                delegate.number()});
 }
 
 }  // namespace epfabric::agent

@@ -19,6 +19,7 @@ struct Collected {
   uint64_t network_ns = 0;
   uint32_t last_rank = 0;
   bool kept = false;
+  bool alone = false;  // see BarrierTimes
 };
 
 // Of one barrier; made when it fills. Without ranks (all excluded) the times mean nothing.

@@ -64,15 +64,8 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
 
 nb::dict budget_dict(uint32_t world, uint32_t ranks_per_node, uint32_t proxies, uint32_t rings,
                      uint32_t depth, uint32_t signals, uint32_t regions, uint32_t inflight) {
-  if (!layout_valid(rings, depth, signals, world) || ranks_per_node == 0 || proxies == 0 ||
-      proxies > kMaxProxies || regions > kMaxRegions) {
-    throw NativeError("a group like that cannot be: world 1-4096, proxies 1-16, rings 1-64");
-  }
-  std::vector<uint32_t> node_of(world);
-  for (uint32_t rank = 0; rank < world; ++rank) node_of[rank] = rank / ranks_per_node;
-  const std::vector<uint32_t> each(world, proxies);
-  const Budget at = budget_of({0, world, rings, depth, signals}, Census(node_of, each), proxies,
-                              regions, inflight);
+  const Budget at =
+      budget_of({0, world, rings, depth, signals}, ranks_per_node, proxies, regions, inflight);
   nb::dict out;
   out["links"] = at.links;
   out["domains"] = at.domains;
@@ -224,6 +217,7 @@ nb::dict trail_dict(const Trail::Taken& taken) {
     row["number"] = at.number;
     row["last_rank"] = at.last_rank == kNoRank ? -1 : static_cast<int>(at.last_rank);
     row["leads"] = at.leads;
+    row["alone"] = at.alone;
     row["kept"] = at.kept;
     row["began_ns"] = at.began_ns + shift;
     row["first_ns"] = at.first_ns + shift;
@@ -350,13 +344,15 @@ void bind_core(nb::module_& module) {
              const std::vector<std::shared_ptr<Session>>& local,
              const std::vector<RemoteRank>& remote, uint32_t leader,
              const std::vector<std::vector<uint32_t>>& nodes, uint64_t barrier_ms, bool mask,
-             const nb::bytes& uid) {
-            const EpochPlan plan{group, epoch, leader, barrier_ms * kMs, nodes, mask, uid_of(uid)};
+             const nb::bytes& uid, bool dissemination) {
+            EpochPlan plan{group, epoch, leader, barrier_ms * kMs, nodes, mask, uid_of(uid)};
+            plan.dissemination = dissemination;
             const nb::gil_scoped_release unlocked;
             self.open_epoch(plan, local, remote);
           },
           "group"_a, "epoch"_a, "local"_a, "remote"_a, "leader_rank"_a, "nodes"_a,
-          "barrier_timeout_ms"_a, "mask"_a = false, "uid"_a = nb::bytes("", 0))
+          "barrier_timeout_ms"_a, "mask"_a = false, "uid"_a = nb::bytes("", 0),
+          "dissemination"_a = false)
       .def("start_epoch", &Core::start_epoch, "group"_a, Unlocked())
       .def("fail_epoch", &Core::fail_epoch, "group"_a, "reason"_a, Unlocked())
       .def("rank_left", &Core::rank_left, "group"_a, "rank"_a, Unlocked())
@@ -375,8 +371,11 @@ void bind_core(nb::module_& module) {
            })
       .def(
           "barrier_stats",
-          [](Core& self, uint64_t group) { return barrier_dict(self.barrier_stats(group).get()); },
-          "group"_a)
+          [](Core& self, uint64_t group, bool rail) {
+            const auto stats = self.barrier_stats(group);
+            return barrier_dict(stats && rail ? &stats->rails() : stats.get());
+          },
+          "group"_a, "rail"_a = false)
       .def("take_barriers", &take_barriers, "group"_a, "position"_a, "limit"_a, "kept"_a = true)
       .def(
           "keep_barriers",

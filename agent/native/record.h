@@ -16,12 +16,17 @@ enum class RecordKind : uint8_t {
   kRelease = 3,  // value: barrier number; extra: 1 = the barrier is kept as a trace, else 0
   kCredit = 4,   // nothing but `consumed`
   kPresent = 5,  // value: barrier number; extra: bit mask of the node's ranks that have entered
+  kRound = 6,    // value: barrier number; extra: Round
+  kAsk = 7,      // value: barrier number; wants kPresent
 };
+
+inline constexpr uint16_t kFullScope = 0;
+inline constexpr uint16_t kRailScope = 1;
 
 struct ControlRecord {
   RecordKind kind = RecordKind::kInvalid;
   uint8_t ring = 0;
-  uint16_t index = 0;        // signal word
+  uint16_t index = 0;        // signal word; of a barrier's records the scope
   uint16_t source = 0;       // rank
   uint16_t destination = 0;  // rank
   uint32_t epoch = 0;
@@ -46,6 +51,23 @@ constexpr uint64_t pack_arrival(const Arrival& arrival) {
 }
 constexpr Arrival unpack_arrival(uint64_t extra) {
   return {static_cast<uint32_t>(extra & 0xffff), extra >> 16};
+}
+
+// One round of a dissemination barrier.
+struct Round {
+  uint8_t round = 0;
+  bool over = false;  // the sender knows that all nodes have entered
+  bool slow = false;  // the barrier before took long at the sender, or at a node that it heard of
+  uint64_t view = 0;  // which nodes the sender has lost, as a hash of 48 bits
+};
+
+inline constexpr uint64_t kViewBits = (uint64_t{1} << 48) - 1;
+
+constexpr uint64_t pack_round(const Round& round) {
+  return round.view << 16 | uint64_t{round.over} << 9 | uint64_t{round.slow} << 8 | round.round;
+}
+constexpr Round unpack_round(uint64_t extra) {
+  return {static_cast<uint8_t>(extra), (extra >> 9 & 1) != 0, (extra >> 8 & 1) != 0, extra >> 16};
 }
 
 // Immediate: type 4 | domain 12 | sequence 16. The domain is the receiver's name for the sender.
@@ -95,8 +117,11 @@ constexpr const char* fault_of(const ControlRecord& record, const RecordView& vi
       return nullptr;
     case RecordKind::kArrive:
     case RecordKind::kRelease:
-    case RecordKind::kCredit:
     case RecordKind::kPresent:
+    case RecordKind::kRound:
+    case RecordKind::kAsk:
+      return record.index <= kRailScope ? nullptr : "a barrier of no scope";
+    case RecordKind::kCredit:
       return nullptr;
     default:
       return "an unknown kind";

@@ -45,10 +45,15 @@ class KeepRule {
     below_.store(static_cast<uint64_t>(bounded * 0x1p63), std::memory_order_relaxed);
     slow_ns_.store(slow_ns, std::memory_order_relaxed);
   }
-  bool keeps(const Id128& trace_id, uint64_t took_ns) const {
+  bool chooses(const Id128& trace_id) const {
+    return (trace_id.low >> 1) < below_.load(std::memory_order_relaxed);
+  }
+  bool slow(uint64_t took_ns) const {
     const uint64_t slow_ns = slow_ns_.load(std::memory_order_relaxed);
-    return (slow_ns != 0 && took_ns >= slow_ns) ||
-           (trace_id.low >> 1) < below_.load(std::memory_order_relaxed);
+    return slow_ns != 0 && took_ns >= slow_ns;
+  }
+  bool keeps(const Id128& trace_id, uint64_t took_ns) const {
+    return slow(took_ns) || chooses(trace_id);
   }
 
  private:

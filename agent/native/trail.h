@@ -30,6 +30,7 @@ struct BarrierTimes {
   uint64_t network_ns = 0;   // the release came (all nodes had arrived, on the leader)
   uint64_t released_ns = 0;  // its ranks may go
   uint64_t left_ns = 0;      // the last one went
+  bool alone = false;        // nobody collects: the last rank is this node's everywhere
 };
 
 template <uint64_t kSize>
@@ -55,6 +56,16 @@ class TrailOf {
       entry.words[i].store(words[i], std::memory_order_release);  // partner: read()
     entry.ticket.store(at + 1, std::memory_order_release);        // partner: read()
     count_.store(at + 1, std::memory_order_release);              // partner: take()
+  }
+
+  // Of the last few that were added; false where it is not among them.
+  bool find(const Id128& group, uint32_t epoch, uint64_t number, BarrierTimes& out) const {
+    const uint64_t end = count_.load(std::memory_order_acquire);
+    for (uint64_t back = 1; back <= 4 && back <= end; ++back) {
+      if (read(end - back, out) && out.group == group && out.epoch == epoch && out.number == number)
+        return true;
+    }
+    return false;
   }
 
   // At most `limit` of the barriers added since `position`, oldest first.
@@ -87,7 +98,7 @@ class TrailOf {
 
   static Words pack(const BarrierTimes& t) {
     const uint64_t place = uint64_t{t.epoch} << 32 | t.last_rank;
-    const uint64_t flags = uint64_t{t.leads} << 1 | uint64_t{t.kept};
+    const uint64_t flags = uint64_t{t.alone} << 2 | uint64_t{t.leads} << 1 | uint64_t{t.kept};
     return {t.group.high, t.group.low,  t.number,    place,        flags,         t.began_ns,
             t.first_ns,   t.entered_ns, t.posted_ns, t.network_ns, t.released_ns, t.left_ns};
   }
@@ -95,8 +106,8 @@ class TrailOf {
     const auto epoch = static_cast<uint32_t>(w[3] >> 32);
     const auto last_rank = static_cast<uint32_t>(w[3]);
     const bool leads = (w[4] & 2) != 0, kept = (w[4] & 1) != 0;
-    return {{w[0], w[1]}, w[2], epoch, last_rank, leads, kept, w[5],
-            w[6],         w[7], w[8],  w[9],      w[10], w[11]};
+    return {{w[0], w[1]}, w[2], epoch, last_rank, leads, kept,  w[5],
+            w[6],         w[7], w[8],  w[9],      w[10], w[11], (w[4] & 4) != 0};
   }
 
   // False where the entry is another one by now.

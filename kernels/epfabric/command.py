@@ -99,9 +99,9 @@ def pack_drain(until: int) -> Pair:
     return _head(Op.DRAIN, 0) | (until & _MAX_OFFSET), 0
 
 
-def pack_barrier() -> Pair:
-    """A BARRIER; it needs a DRAIN of every ring before it."""
-    return _head(Op.BARRIER, 0), 0
+def pack_barrier(rail: bool = False) -> Pair:
+    """A BARRIER, of all ranks or along the rail; it needs a DRAIN of every ring before it."""
+    return _head(Op.BARRIER, int(rail)), 0
 
 
 def pack_atomic(op: Op, rank: int, offset: int, operand: int) -> Pair:

@@ -90,9 +90,10 @@ class Ring:
         """Pushes a DRAIN: completed once all earlier writes are readable at their targets."""
         return self._when_room(self._native.drain)
 
-    def push_barrier(self) -> int:
+    def push_barrier(self, rail: bool = False) -> int:
         """Pushes a BARRIER; Session.barrier() does what must precede it."""
-        return self._when_room(self._native.barrier)
+        native = self._native
+        return self._when_room(lambda ns: native.barrier(ns, rail))
 
     def push(self, commands: NDArray[np.uint64], timeout_s: float | None = None) -> None:
         """Pushes ready-made commands, (n, 2) halves as epfabric.command packs them.

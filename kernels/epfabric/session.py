@@ -162,8 +162,11 @@ class Session:
         self._check_open()
         return frozenset(self._segments.masked())
 
-    def barrier(self, timeout_s: float | None = None) -> None:
+    def barrier(self, timeout_s: float | None = None, *, rail: bool = False) -> None:
         """Returns when every rank that is not masked is here and all earlier writes are readable.
+
+        rail: only the ranks that have this one's place on their nodes (its rail) wait for each
+        other, without the other ranks of the nodes.
 
         Drains each ring that was used since the last barrier, then enters. The default bound is
         the fabric's barrier timeout with a margin.
@@ -182,7 +185,7 @@ class Session:
         for ring, ticket in drains:
             ring.wait(ticket, timeout_s, f"the writes of ring {ring.index} before the barrier")
             self._drained[ring.index] = ring.next_ticket
-        gate.wait(gate.push_barrier(), timeout_s, "the other ranks to enter the barrier")
+        gate.wait(gate.push_barrier(rail), timeout_s, "the other ranks to enter the barrier")
         self._drained[0] = gate.next_ticket
 
     def close(self) -> None:

@@ -154,6 +154,7 @@ def test_random_writes_pack_alike_and_come_back(dice: random.Random) -> None:
 
 def test_other_commands_pack_alike(dice: random.Random) -> None:
     assert _producer.pack_barrier() == command.pack_barrier()
+    assert _producer.pack_barrier(True) == command.pack_barrier(rail=True)
     for _ in range(1000):
         rank, signal, advance = dice.randrange(4097), dice.randrange(2049), dice.randrange(32769)
         try:

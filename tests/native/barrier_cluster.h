@@ -17,7 +17,7 @@ namespace epfabric::test {
 using namespace epfabric::agent;
 
 struct Net {
-  std::deque<ControlRecord> to_node[8];
+  std::deque<ControlRecord> to_node[16];
 };
 
 struct TestNode {
@@ -34,8 +34,9 @@ struct Cluster {
   std::shared_ptr<KeepRule> keep = std::make_shared<KeepRule>();
   uint64_t now = 1000;
 
-  Cluster(const std::vector<std::vector<uint32_t>>& ranks, uint32_t leader, uint64_t timeout_ns) {
-    BarrierPlan plan{3, 0, 0, leader, timeout_ns, ranks, {}, {5, 6}, keep};
+  Cluster(const std::vector<std::vector<uint32_t>>& ranks, uint32_t leader, uint64_t timeout_ns,
+          bool dissemination = false) {
+    BarrierPlan plan{3, 0, 0, leader, timeout_ns, ranks, {}, {5, 6}, keep, dissemination};
     for (uint32_t n = 0; n < ranks.size(); ++n) {
       const bool leads = std::count(ranks[n].begin(), ranks[n].end(), leader) > 0;
       if (leads) plan.leader_node = n;

@@ -1,5 +1,5 @@
-// The leader barrier as a state machine on an in-memory network, under random schedules and with
-// bad records.
+// The barrier between nodes, by both algorithms, as a state machine on an in-memory network, under
+// random schedules and with bad records.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,16 +16,25 @@ TEST_CASE("no rank leaves a barrier before every rank has entered it, and all ge
   const uint64_t seed = std::random_device{}();
   std::printf("barrier_test seed %llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
-  const std::vector<std::vector<std::vector<uint32_t>>> shapes = {{{0}},
-                                                                  {{0, 1, 2}},
-                                                                  {{0}, {1}},
-                                                                  {{3, 0}, {1, 2}, {5, 4, 6}},
-                                                                  {{0, 2}, {1, 3}, {4, 5}, {6, 7}}};
-  for (const auto& shape : shapes) {
+  const std::vector<std::vector<std::vector<uint32_t>>> shapes = {
+      {{0}},
+      {{0, 1, 2}},
+      {{0}, {1}},
+      {{3, 0}, {1, 2}, {5, 4, 6}},
+      {{0, 2}, {1, 3}, {4, 5}, {6, 7}},
+      {{0}, {1}, {2}, {3}, {4}},
+      {{0, 1}, {2}, {3}, {4}, {5}, {6, 7}},
+      {{0}, {1}, {2}, {3}, {4}, {5}, {6}},
+      {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}},
+      {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}}};
+  for (size_t run = 0; run < 2 * shapes.size(); ++run) {
+    const auto& shape = shapes[run / 2];
+    const bool dissemination = run % 2 == 1;
+    CAPTURE(run);
     uint32_t world = 0;
     for (const auto& ranks : shape) world += static_cast<uint32_t>(ranks.size());
     const auto leader = static_cast<uint32_t>(random() % world);
-    Cluster cluster(shape, leader, 1u << 30);
+    Cluster cluster(shape, leader, 1u << 30, dissemination);
     cluster.keep->set(0.25, 0);
     std::vector<uint64_t> entered(world), left(world);
     constexpr uint64_t kBarriers = 200;
@@ -50,7 +59,7 @@ TEST_CASE("no rank leaves a barrier before every rank has entered it, and all ge
     const TestNode& leads = *cluster.nodes[cluster.node_of[leader]];
     uint64_t last = 0;
     for (uint32_t rank = 0; rank < world; ++rank) last += leads.stats.stragglers(rank);
-    CHECK(last == kBarriers);
+    CHECK(last == (dissemination ? 0 : kBarriers));
     for (const Phase phase : {Phase::kArrive, Phase::kLocal, Phase::kNetwork}) {
       CHECK(leads.stats.phase(phase).snapshot().count == kBarriers);
     }
@@ -186,6 +195,94 @@ TEST_CASE("a leader that is alone and without ranks goes through no barriers") {
   cluster.settle();
   CHECK_FALSE(cluster.step(0));
   CHECK(cluster.nodes[0]->delegate->number() == 0);
+}
+
+TEST_CASE("by dissemination too the leader names exactly the missing ranks, and asks for them") {
+  constexpr uint64_t kTimeout = 1'000'000;
+  // With one of the leader's ranks there, and with none of them.
+  for (const bool begun : {true, false}) {
+    CAPTURE(begun);
+    Cluster cluster({{0, 1}, {2, 3}, {4, 5}, {6, 7}}, 0, kTimeout, true);
+    if (begun) cluster.enter(0, 0);
+    for (const uint32_t rank : {2, 3, 4}) cluster.enter(rank, 0);
+    cluster.settle();
+    cluster.now += kTimeout / 2;
+    cluster.settle();
+    cluster.now += kTimeout / 4;
+    cluster.enter(5, 0);  // late, but here
+    cluster.settle();
+    Delegate& leader = *cluster.nodes[0]->delegate;
+    CHECK(leader.timed_out(cluster.now + kTimeout));
+    std::vector<uint32_t> missing{0, 1, 6, 7};
+    if (begun) missing.erase(missing.begin());
+    CHECK(leader.missing() == missing);
+    CHECK(cluster.nodes[1]->delegate->missing().empty());
+    CHECK_FALSE(cluster.nodes[3]->delegate->timed_out(1u << 31));  // nobody waits there
+  }
+}
+
+TEST_CASE("by dissemination a barrier that was slow at one node is kept by all with the next one") {
+  constexpr uint64_t kSlowNs = 50'000;
+  Cluster cluster({{0}, {1}, {2}, {3}, {4}}, 0, 1u << 30, true);
+  cluster.keep->set(0, kSlowNs);
+  const auto kept = [&cluster](uint32_t n) {
+    std::vector<uint64_t> out;
+    for (const BarrierTimes& each : cluster.nodes[n]->stats.kept().take(0, 10).barriers)
+      out.push_back(each.number);
+    return out;
+  };
+  for (uint64_t number = 0; number < 4; ++number) {
+    for (uint32_t rank = 0; rank < 5; ++rank) {
+      if (number == 1 && rank == 4) cluster.now += kSlowNs - 2;  // slow for the first one only
+      if (rank == 1) cluster.now += 2;
+      cluster.enter(rank, number);
+    }
+    cluster.settle();
+    for (uint32_t rank = 0; rank < 5; ++rank) {
+      Meeting& meeting = *cluster.nodes[rank]->meeting;
+      REQUIRE(meeting.released(number));
+      CHECK(meeting.leave(number));
+      cluster.nodes[rank]->stats.finished(
+          times_of(meeting.stamps(number), {5, 6}, 3, number, rank == 0, cluster.now));
+    }
+    const auto expected = number < 2 ? std::vector<uint64_t>{} : std::vector<uint64_t>{1};
+    for (uint32_t n = 0; n < 5; ++n) CHECK(kept(n) == expected);
+    cluster.now += 10 * kSlowNs;
+  }
+  CHECK(cluster.nodes[2]->stats.kept().take(0, 1).barriers[0].alone);
+}
+
+TEST_CASE("rounds that do not belong here are refused, or count for nothing") {
+  Cluster cluster({{0}, {1}, {2}, {3}, {4}}, 0, 1u << 30, true);
+  Delegate& delegate = *cluster.nodes[0]->delegate;
+  const auto round = [&](uint16_t source, uint64_t number, Round what,
+                         RecordKind kind = RecordKind::kRound) {
+    ControlRecord record;
+    record.kind = kind;
+    record.source = source;
+    record.value = number;
+    record.extra = pack_round(what);
+    return delegate.on_record(record, 1);
+  };
+  CHECK(round(3, 0, {.round = 3}) != nullptr);  // three rounds are enough for five
+  CHECK(round(3, 0, {.round = 0}) != nullptr);  // node 4's
+  CHECK(round(0, 0, {.round = 0}) != nullptr);  // its own
+  CHECK(round(9, 0, {.round = 0}) != nullptr);  // no rank
+  CHECK(round(4, 0, {.round = 0}) == nullptr);
+  CHECK(round(4, 0, {.round = 0}) != nullptr);  // twice
+  CHECK(round(4, 0, {}, RecordKind::kArrive) != nullptr);
+  CHECK(round(1, 0, {}, RecordKind::kRelease) != nullptr);
+  CHECK(round(1, 0, {}, RecordKind::kAsk) != nullptr);        // this is the leader
+  CHECK(round(4, 7, {.round = 0}) == nullptr);                // of a barrier that cannot be
+  CHECK(round(1, 0, {.round = 0, .over = true}) == nullptr);  // not entered: it cannot be over
+  cluster.enter(0, 0);
+  for (int i = 0; i < 5; ++i) cluster.step(0);
+  CHECK_FALSE(cluster.nodes[0]->meeting->released(0));
+  Cluster led({{0}, {1}}, 0, 1u << 30);
+  ControlRecord record;
+  record.kind = RecordKind::kRound;
+  record.source = 1;
+  CHECK(led.nodes[0]->delegate->on_record(record, 1) != nullptr);
 }
 
 TEST_CASE("records that do not belong here are refused") {

@@ -107,11 +107,12 @@ TEST_CASE("fields that an op does not use have to be 0") {
     CHECK(check({signal.lo | extra.lo, signal.hi | extra.hi}, 0, 0, world.view).refusal ==
           Refusal::kUnusedField);
   }
-  for (const uint64_t bit : {field::kAdvance, field::kRank, field::kFlag - 1}) {
+  for (const uint64_t bit : {field::kAdvance, field::kRank, field::kRank + 1, field::kFlag - 1}) {
     CHECK(check(raw(Op::kDrain, uint64_t{1} << bit), 5, 0, world.view).refusal ==
           Refusal::kUnusedField);
+    const bool rail = bit == field::kRank;  // a BARRIER along the rail
     CHECK(check(raw(Op::kBarrier, uint64_t{1} << bit), 5, 0, world.view).refusal ==
-          Refusal::kUnusedField);
+          (rail ? Refusal::kNone : Refusal::kUnusedField));
   }
   CHECK(check(raw(Op::kDrain, 0, 1), 5, 0, world.view).refusal == Refusal::kUnusedField);
   CHECK(check(raw(Op::kBarrier, 1), 5, 0, world.view).refusal == Refusal::kUnusedField);

@@ -24,6 +24,8 @@ struct GroupShape {
   uint32_t signals = 4;
   uint64_t bytes = 1 << 20;  // of each rank's region
   CoreSettings settings{};
+  bool dissemination = false;
+  uint64_t barrier_ns = kTestLimitNs;
   std::vector<std::vector<VerbsPort>> ports{};  // by node, where verbs moves the data
 };
 
@@ -108,14 +110,17 @@ struct CoreGroup {
       }
       opening.emplace_back([this, &shape, &failures, node, local, remote] {
         try {
-          cores[node]->open_epoch({1, 1, 0, kTestLimitNs, shape.nodes}, local, remote);
+          EpochPlan plan{1, 1, 0, shape.barrier_ns, shape.nodes};
+          plan.dissemination = shape.dissemination;
+          cores[node]->open_epoch(plan, local, remote);
         } catch (const NativeError& error) {
           failures[node] = error.what();
         }
       });
     }
     for (std::thread& thread : opening) thread.join();
-    for (const std::string& failure : failures) REQUIRE(failure == "");
+    for (const std::string& failure : failures)
+      if (!failure.empty()) throw NativeError(failure);
     for (const auto& core : cores) core->start_epoch(1);
   }
 

@@ -24,6 +24,8 @@ class NodeContext:
     barrier_timeout_ms: int
     mask: bool
     """A lost rank is masked and its epoch goes on, where the group is coordinated here."""
+    dissemination: bool
+    """Barriers between nodes have no leader, where the group is coordinated here."""
     find: Callable[[str], Awaitable[Agent | None]]
     """The other agent that coordinates a group, as far as that is known now."""
     observe: Callable[[], None]

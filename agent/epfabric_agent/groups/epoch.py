@@ -81,6 +81,7 @@ class LocalEpoch:
                 barrier_timeout_ms,
                 mask=plan.mask,
                 uid=plan.uid,
+                dissemination=plan.dissemination,
             )
         except NativeError as error:
             return str(error) or "the core gave no reason"

@@ -137,7 +137,11 @@ class Hub:
         group = pod.group_key
         if rank == 0 and group not in self._coordinators:
             known = max(last_epoch, self._epochs.get(group, 0))
-            limits = Limits(join_s=self._context.join_timeout_s, mask=self._context.mask)
+            limits = Limits(
+                join_s=self._context.join_timeout_s,
+                mask=self._context.mask,
+                dissemination=self._context.dissemination,
+            )
             membership = Membership(group, known, limits, secrets.token_bytes(UID_BYTES))
             self._coordinators[group] = Coordinator(
                 membership,

@@ -251,6 +251,7 @@ class Membership:
         self._departures = Departures({rank: e.node for rank, e in self._members.items()})
         plan = pb.Open(epoch=self.epoch, nodes=nodes, ranks=ranks, uid=self._uid)
         plan.leader_rank, plan.mask = 0, self._bounds.mask
+        plan.dissemination = self._bounds.dissemination
         message = pb.ToMember(open=plan)
         return [Publish(self._state()), *(Send(node, message) for node in nodes)]
 

@@ -65,10 +65,12 @@ Action = Send | Publish
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the coordinator's waits, in seconds, and what a loss means."""
+    """Bounds of the coordinator's waits, in seconds; what a loss means; how barriers are made."""
 
     join_s: float
     open_s: float = 40.0
     quiesce_s: float = 15.0
     mask: bool = False
     """A lost rank is masked and its epoch goes on; else the epoch fails."""
+    dissemination: bool = False
+    """Barriers between nodes have no leader."""

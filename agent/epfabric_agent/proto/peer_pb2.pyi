@@ -568,12 +568,15 @@ class Open(_message.Message):
     LEADER_RANK_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
+    DISSEMINATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_rank: _builtins.int
     uid: _builtins.bytes
     """the group's, 16 bytes: what the ids of its traces are made of"""
     mask: _builtins.bool
     """a lost rank is masked; else it fails the epoch"""
+    dissemination: _builtins.bool
+    """barriers between nodes have no leader; else rank 0's node leads them"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -587,10 +590,11 @@ class Open(_message.Message):
         leader_rank: _builtins.int = ...,
         uid: _builtins.bytes = ...,
         mask: _builtins.bool = ...,
+        dissemination: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader_rank", b"leader_rank", "mask", b"mask", "nodes", b"nodes", "ranks", b"ranks", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dissemination", b"dissemination", "epoch", b"epoch", "leader_rank", b"leader_rank", "mask", b"mask", "nodes", b"nodes", "ranks", b"ranks", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,13 @@ def session_sample(
 
 
 def barrier_sample(
-    stats: BarrierStats, *, namespace: str, group: str, handle: int, masked: int | None = None
+    stats: BarrierStats,
+    rails: BarrierStats | None = None,
+    *,
+    namespace: str,
+    group: str,
+    handle: int,
+    masked: int | None = None,
 ) -> BarrierSample:
     """`handle`: the core's number of the group; `masked`: see BarrierSample."""
     return BarrierSample(
@@ -52,6 +58,11 @@ def barrier_sample(
         handle=handle,
         phases={name: from_core(phase) for name, phase in stats["phases"].items()},
         stragglers=stats["stragglers"],
+        rails={
+            name: from_core(phase)
+            for name, phase in (rails["phases"] if rails else {}).items()
+            if phase["count"]
+        },
         masked=masked,
     )
 

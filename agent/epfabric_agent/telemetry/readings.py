@@ -132,9 +132,10 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
 
 def _of_barrier(barrier: BarrierSample) -> Iterator[Reading]:
     group, origin = (barrier.namespace, barrier.group), ("epoch", barrier.handle)
-    for phase, histogram in barrier.phases.items():
-        attributes = ((SCOPE, "full"), (PHASE, phase))
-        yield Reading(BARRIER_DURATION, group, attributes, origin, histogram)
+    for scope, phases in (("full", barrier.phases), ("rail", barrier.rails)):
+        for phase, histogram in phases.items():
+            attributes = ((SCOPE, scope), (PHASE, phase))
+            yield Reading(BARRIER_DURATION, group, attributes, origin, histogram)
     for rank, count in barrier.stragglers.items():
         yield Reading(STRAGGLERS, group, ((RANK, str(rank)),), origin, count)
     if barrier.masked is not None:

@@ -63,6 +63,8 @@ class BarrierSample:
     """By name, of PHASES; a phase that this node never saw may be absent."""
     stragglers: Mapping[int, int] = field(default_factory=dict)
     """How often a rank was the last to arrive; only the leader's node knows."""
+    rails: Mapping[str, Histogram] = field(default_factory=dict)
+    """The same of barriers along rails."""
     masked: int | None = None
     """Lost ranks that the epoch goes on without; None on nodes that do not coordinate it."""
 

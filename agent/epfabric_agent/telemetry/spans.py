@@ -48,10 +48,12 @@ class KeptBarrier:
     leads: bool
     """The node is the leader's: it has the trace's root."""
     last_rank: int
-    """The group's on the leader's node; -1 where it is gone."""
+    """The group's on the leader's node, or (`alone`) this node's; -1 where it is gone."""
     began_ns: int
     ends_ns: tuple[int, ...]
     """Of the node's first rank to arrive, then of each of PARTS."""
+    alone: bool = False
+    """Nobody collects: each node knows its own last rank only."""
 
 
 def from_core(times: BarrierTimes, namespace: str, group: str) -> KeptBarrier:
@@ -74,6 +76,7 @@ def from_core(times: BarrierTimes, namespace: str, group: str) -> KeptBarrier:
         last_rank=times["last_rank"],
         began_ns=min(times["began_ns"], ordered[0]),
         ends_ns=ordered,
+        alone=times["alone"],
     )
 
 
@@ -108,12 +111,12 @@ def spans_of(barrier: KeptBarrier, node: str, resource: Resource) -> list[Readab
         NODE: node,
     }
     ends = barrier.ends_ns
-    spans = [span(NODE_SPAN, (node,), ends[0], ends[-1], {})]
+    last = {LAST_RANK: barrier.last_rank} if barrier.last_rank >= 0 else {}
+    spans = [span(NODE_SPAN, (node,), ends[0], ends[-1], last if barrier.alone else {})]
     for phase, (start_ns, end_ns) in zip(PARTS, itertools.pairwise(ends), strict=True):
         spans.append(span(f"barrier.{phase}", (node, phase), start_ns, end_ns, {PHASE: phase}))
     if barrier.leads:
-        last = {LAST_RANK: barrier.last_rank} if barrier.last_rank >= 0 else {}
-        spans.append(span(ROOT_SPAN, (), barrier.began_ns, ends[-1], last))
+        spans.append(span(ROOT_SPAN, (), barrier.began_ns, ends[-1], {} if barrier.alone else last))
     return spans
 
 

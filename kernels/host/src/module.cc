@@ -164,7 +164,9 @@ void bind_packing(nb::module_& module) {
     return pair_of(pack_atomic(static_cast<Op>(op), rank, offset, operand, slot), slot);
   });
   module.def("pack_drain", [](uint64_t until) { return pair_of(true, pack_drain(until)); });
-  module.def("pack_barrier", [] { return pair_of(true, pack_barrier()); });
+  module.def(
+      "pack_barrier", [](bool rail) { return pair_of(true, pack_barrier(rail)); },
+      "rail"_a = false);
   module.def("unpack_write", [](uint64_t lo, uint64_t hi) {
     const Write w = unpack_write(Slot{lo, hi});
     return std::tuple(w.rank, w.source, w.destination, w.units, w.signal, w.advance);
@@ -243,8 +245,10 @@ void bind_ring(nb::module_& module) {
           "timeout_ns"_a)
       .def(
           "barrier",
-          [](Ring& self, uint64_t timeout_ns) { return add(self, pack_barrier(), timeout_ns); },
-          "timeout_ns"_a)
+          [](Ring& self, uint64_t timeout_ns, bool rail) {
+            return add(self, pack_barrier(rail), timeout_ns);
+          },
+          "timeout_ns"_a, "rail"_a = false)
       .def("push", &push_list, "commands"_a.noconvert(), "timeout_ns"_a)
       .def(
           "flush",

@@ -56,11 +56,22 @@ def test_an_epoch_opens_only_with_all_ranks_and_starts_only_with_all_nodes() -> 
     assert [info.rank for info in plan.ranks] == [0, 1, 2, 3]
     assert [info.node for info in plan.ranks] == [0, 0, 1, 1]
     assert {message.open.uid for _, message in opens} == {UID}
+    assert not plan.dissemination
     assert not sent(made.opened("a", 1, "", 0.0), "start")
     actions = made.opened("b", 1, "", 0.0)
     assert [node for node, _ in sent(actions, "start")] == ["a", "b"]
     assert published(actions)[0].phase == "Ready"
     assert [part.ranks for part in published(actions)[0].nodes] == ["0-1", "2-3"]
+
+
+def test_how_barriers_are_made_is_the_same_on_every_node() -> None:
+    limits = Limits(join_s=10.0, dissemination=True)
+    made = Membership("ns/train", 0, limits, UID)
+    for node in "ab":
+        made.attach(node, f"{node}:1", 0)
+    made.enter(entrant(0, "a", 2), 0.0)
+    opens = sent(made.enter(entrant(1, "b", 2), 0.0), "open")
+    assert [message.open.dissemination for _, message in opens] == [True, True]
 
 
 def test_a_duplicate_rank_is_refused_and_both_pods_are_named() -> None:

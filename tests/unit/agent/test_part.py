@@ -61,6 +61,7 @@ class Node(Coordinator):
                 client=cast("PeerClient", None),  # nobody else is there to be attended
                 join_timeout_s=WAIT_S,
                 barrier_timeout_ms=60_000,
+                dissemination=False,
                 mask=True,
                 find=lambda _: asyncio.sleep(0),
                 observe=lambda: None,

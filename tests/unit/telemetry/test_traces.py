@@ -102,6 +102,7 @@ def test_stamps_of_two_threads_that_are_out_of_order_make_no_negative_span() -> 
         "number": 0,
         "last_rank": 2,
         "leads": False,
+        "alone": False,
         "kept": True,
         "began_ns": 120,
         "first_ns": 100,

@@ -120,7 +120,10 @@ EPF_HOST_DEVICE constexpr Slot pack_drain(uint64_t until) {
   return Slot{head_of(Op::kDrain, 0) | (until & field::kLow32), 0};
 }
 
-EPF_HOST_DEVICE constexpr Slot pack_barrier() { return Slot{head_of(Op::kBarrier, 0), 0}; }
+// A BARRIER of all ranks, or of those that have the sender's place on their nodes (its rail).
+EPF_HOST_DEVICE constexpr Slot pack_barrier(bool rail = false) {
+  return Slot{head_of(Op::kBarrier, rail ? 1 : 0), 0};
+}
 
 // One slot of an ATOMIC: `op` is kAdd (operand: the addend), kCas (operand: what is expected) or
 // kCasSwap (operand: the new value; rank and offset 0). The word's offset is in units of 8 B, 33

@@ -70,7 +70,8 @@ struct DeviceRank {
 
   // By a whole warp, when no other warp pushes: drains every ring, enters, and returns when every
   // rank has entered. No read after kDone returns older data than what was written before.
-  EPF_DEVICE Waited barrier() const {
+  // `rail`: only the ranks with this one's place on their nodes.
+  EPF_DEVICE Waited barrier(bool rail = false) const {
     uint64_t worst = static_cast<uint64_t>(Waited::kDone);
     for (uint32_t first = 0; first < rings; first += platform::kWarpSize) {
       const uint32_t index = first + platform::lane();
@@ -85,7 +86,7 @@ struct DeviceRank {
     }
     uint64_t waited = 0;
     if (platform::lane() == 0) {
-      const Pushed pushed = push_one(ring(0), pack_barrier(), bounds());
+      const Pushed pushed = push_one(ring(0), pack_barrier(rail), bounds());
       waited = static_cast<uint64_t>(
           pushed.waited == Waited::kDone ? wait_completed(0, pushed.ticket) : pushed.waited);
     }
