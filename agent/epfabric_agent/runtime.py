@@ -23,6 +23,7 @@ from epfabric_crds.settings import Traces as TracesSettings
 from epfabric_agent.core_edge import CoreEdge, CoreSettings
 from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
+from epfabric_agent.nic.counters import NicFaults
 from epfabric_agent.nic.report import NicReport
 from epfabric_agent.nic.selector import rdma_devices_of
 from epfabric_agent.peers.client import Agent, PeerClient
@@ -93,6 +94,7 @@ class Runtime:
         self._quota = Quota(0, 0)
         self._room = Room(lambda: left_bytes(machine))
         self._ledger = CpuLedger()
+        self._nic_faults = NicFaults(machine)
         self._services: Services | None = None
         self._settled = asyncio.Event()  # the core is not being replaced
         self._settled.set()
@@ -121,6 +123,7 @@ class Runtime:
         `cordon`: why sessions of groups that are not here yet are refused; empty where none is.
         """
         self._inventory = await asyncio.to_thread(discover, self._machine)
+        await asyncio.to_thread(self._nic_faults.look)
         choice = choose(
             settings.transport,
             settings.nics,
@@ -254,6 +257,7 @@ class Runtime:
                 barrier_timeout_ms=settings.barrier.timeout_ms,
                 mask=settings.on_rank_loss == "Mask",
                 dissemination=settings.barrier.algorithm == "dissemination",
+                nic_faults=self._nic_faults.since,
                 find=lambda group: self._find(self.client, group),
                 observe=self._observe,
                 changed=self._changed,

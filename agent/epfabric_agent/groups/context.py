@@ -26,6 +26,8 @@ class NodeContext:
     """A lost rank is masked and its epoch goes on, where the group is coordinated here."""
     dissemination: bool
     """Barriers between nodes have no leader, where the group is coordinated here."""
+    nic_faults: Callable[[float], str]
+    """For people: error counters of the node's NICs that moved in the last so many seconds."""
     find: Callable[[str], Awaitable[Agent | None]]
     """The other agent that coordinates a group, as far as that is known now."""
     observe: Callable[[], None]

@@ -53,6 +53,11 @@ class EpochPart(ABC):
         if epoch is None or epoch.handle != event.group or epoch.failing:
             return
         number, reason = epoch.number, event.detail
+        if event.kind == "barrier_timeout":
+            late_s = self._context.barrier_timeout_ms / 1000
+            reason += "; " + await asyncio.to_thread(self._context.nic_faults, late_s)
+            if self.epoch is not epoch or epoch.failing:
+                return
         if event.kind == "lost":
             gone = pb.Unreachable(epoch=number, ranks=event.ranks, reason=reason)
             self._say(pb.ToCoordinator(unreachable=gone))

@@ -48,6 +48,7 @@ def test_a_barrier_that_nobody_else_enters_fails_its_group_by_name(pair: TwoAgen
         for reason in reasons:
             assert "barrier 0 of epoch" in reason
             assert f"was not complete after 8000 ms; missing ranks: {missing}" in reason
+            assert "of this node's NICs" in reason
         assert all(seat.pod.aborted() for seat in ranks)
 
 

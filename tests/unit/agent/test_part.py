@@ -62,6 +62,7 @@ class Node(Coordinator):
                 join_timeout_s=WAIT_S,
                 barrier_timeout_ms=60_000,
                 dissemination=False,
+                nic_faults=lambda seconds: f"NICs: nothing in {seconds:g} s",
                 mask=True,
                 find=lambda _: asyncio.sleep(0),
                 observe=lambda: None,
