@@ -251,6 +251,10 @@ class Core:
         """Takes what happened since the last call."""
     def event_fd(self) -> int:
         """Readable while events() has something."""
+    def port_fds(self) -> list[int]:
+        """One per entry of `ports`; readable while port_news() has something."""
+    def port_news(self) -> list[str]:
+        """What befell the ports since the last call: down, up, other GIDs. From one thread."""
     def counters(self) -> list[SessionCount]:
         """Of every open session."""
     def barrier_stats(self, group: int, rail: bool = False) -> BarrierStats:

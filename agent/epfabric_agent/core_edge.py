@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,15 @@ class CoreSettings:
 
 
 class CoreEdge:
-    def __init__(self, address: str, hub: Hub) -> None:
+    def __init__(
+        self, address: str, hub: Hub, look_again: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        """`look_again` is called when the ports of the core's NICs are other than they were."""
         os.environ |= dict.fromkeys(QUIET, "1")  # before anything loads the native module
         self._address = address
         self._hub = hub
+        self._look_again = look_again
+        self._port_fds: list[int] = []
         self._event_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
         self.current: Core | None = None
@@ -51,7 +57,8 @@ class CoreEdge:
 
         loop = asyncio.get_running_loop()
         if self.current is not None:
-            loop.remove_reader(self._event_fd)
+            for fd in (self._event_fd, *self._port_fds):
+                loop.remove_reader(fd)
             closing, self.current, self.settings = self.current, None, None
             try:
                 await asyncio.to_thread(closing.close)
@@ -64,6 +71,9 @@ class CoreEdge:
         self.settings = settings
         self._event_fd = self.current.event_fd()
         loop.add_reader(self._event_fd, self._take_events)
+        self._port_fds = self.current.port_fds()
+        for fd in self._port_fds:
+            loop.add_reader(fd, self._take_port_news)
 
     def _take_events(self) -> None:
         if self.current is None:
@@ -72,6 +82,18 @@ class CoreEdge:
             _log.warning("the core says: %s: %s", event.kind, event.detail)
             for part in self._hub.parts.values():
                 if part.epoch is not None and part.epoch.handle == event.group:
-                    task = asyncio.create_task(part.hear(event))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._begin(part.hear(event))
+
+    def _take_port_news(self) -> None:
+        if self.current is None:
+            return
+        news = self.current.port_news()
+        for text in news:
+            _log.warning("%s", text)
+        if news:
+            self._begin(self._look_again())
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -45,6 +45,7 @@ from epfabric_agent.topology.memory import left_bytes
 from epfabric_agent.topology.transport import Choice, choose
 
 TELEMETRY_S = 3.0
+PORT_LOOKS, PORT_LOOK_S = 30, 1.0  # after a port changed; later ones are the regular look's
 STUCK_STATUS = 3  # as the core's own, proxy.cc
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Runtime:
         self.identity = identity
         self.client = PeerClient(identity, credentials)
         self.hub = Hub(reporter)
-        self.core = CoreEdge(identity.address, self.hub)
+        self.core = CoreEdge(identity.address, self.hub, self._ports_changed)
         self.sockets = Sockets(self)
         self.endpoint = ""
         self._find = find
@@ -96,6 +97,7 @@ class Runtime:
         self._ledger = CpuLedger()
         self._nic_faults = NicFaults(machine)
         self._services: Services | None = None
+        self._applying = asyncio.Lock()
         self._settled = asyncio.Event()  # the core is not being replaced
         self._settled.set()
         self._nics_still = asyncio.Event()  # no NIC is being changed
@@ -122,6 +124,10 @@ class Runtime:
 
         `cordon`: why sessions of groups that are not here yet are refused; empty where none is.
         """
+        async with self._applying:
+            await self._apply(settings, cordon)
+
+    async def _apply(self, settings: Settings, cordon: str) -> None:
         self._inventory = await asyncio.to_thread(discover, self._machine)
         await asyncio.to_thread(self._nic_faults.look)
         choice = choose(
@@ -221,6 +227,15 @@ class Runtime:
         """Discovers the node anew; settings that waited for sessions to end are applied."""
         if self._settings is not None:
             await self.apply(self._settings, self._cordon)
+
+    async def _ports_changed(self) -> None:
+        """A new choice of ports waits for the sessions, which mostly end by the same cause."""
+        for _ in range(PORT_LOOKS):
+            await self.look_again()
+            self._changed()
+            if not self._behind:
+                return
+            await asyncio.sleep(PORT_LOOK_S)
 
     async def close(self) -> None:
         """Ends everything in order; each step has a bound."""

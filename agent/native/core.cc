@@ -71,6 +71,7 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   for (VerbsPort& port : proxy_settings_.ports) {
     port.inflight = settings.limits.inflight;
     const VerbsEndpoint trial(port);
+    watched_.push_back(std::make_unique<VerbsDevice>(port));
   }
 }
 
@@ -170,16 +171,29 @@ void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<S
 
 // Before anything is connected: what does not fit is refused with the numbers.
 void Core::require_room(const Epoch& epoch) const {
-  if (!fabric_) return;
+  if (!fabric_ && watched_.empty()) return;
   std::vector<uint32_t> local;
   size_t regions = 0;
   for (const auto& session : epoch.sessions()) {
     local.push_back(session->shape().rank);
     regions = std::max(regions, session->regions().size());
   }
-  const std::string error = over(epoch.census(), local, epoch.proxies_by_rank(),
-                                 static_cast<uint32_t>(regions), fabric_->limits());
+  const std::string error =
+      over(epoch.census(), local, epoch.proxies_by_rank(), static_cast<uint32_t>(regions),
+           fabric_ ? fabric_->limits() : limits_of_ports());
   if (!error.empty()) throw NativeError(error);
+}
+
+// Proxies are spread over the ports; each of them has the registrations of one.
+DeviceLimits Core::limits_of_ports() const {
+  DeviceLimits out = watched_.front()->limits();
+  for (size_t i = 1; i < watched_.size(); ++i) {
+    const DeviceLimits more = watched_[i]->limits();
+    out.connections += more.connections;
+    out.registrations = std::min(out.registrations, more.registrations);
+    out.of += ", " + more.of;
+  }
+  return out;
 }
 
 // Waits until every link of every local proxy has carried a write.
@@ -312,6 +326,20 @@ std::shared_ptr<BarrierStats> Core::barrier_stats(uint64_t group) const {
 void Core::forget_group(uint64_t group) {
   const std::lock_guard lock(mutex_);
   barriers_.erase(group);
+}
+
+std::vector<int> Core::port_fds() const {
+  std::vector<int> out;
+  for (const auto& port : watched_) out.push_back(port->events_fd());
+  return out;
+}
+
+std::vector<std::string> Core::port_news() {
+  std::vector<std::string> out;
+  for (const auto& port : watched_) {
+    while (auto news = port->next_news()) out.push_back(std::move(*news));
+  }
+  return out;
 }
 
 void Core::close() {

@@ -57,6 +57,10 @@ class Core {
   void keep_barriers(double ratio, uint64_t slow_ns) { keep_->set(ratio, slow_ns); }
   void close();
   Events& events() { return events_; }
+  // Descriptors that are readable when a port of `ports` went down, came up or got other GIDs, and
+  // what it was. By one thread.
+  std::vector<int> port_fds() const;
+  std::vector<std::string> port_news();
 
  private:
   std::shared_ptr<Epoch> find(uint64_t group) const;
@@ -66,12 +70,14 @@ class Core {
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
+  DeviceLimits limits_of_ports() const;
   void require_room(const Epoch& epoch) const;
   void connect(const Epoch& epoch);
   void require_open() const;
 
   const CoreSettings settings_;
   std::optional<Fabric> fabric_;
+  std::vector<std::unique_ptr<VerbsDevice>> watched_;  // by port
   ProxySettings proxy_settings_;
   const std::shared_ptr<KeepRule> keep_ = std::make_shared<KeepRule>();
   Events events_;

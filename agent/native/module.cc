@@ -363,6 +363,8 @@ void bind_core(nb::module_& module) {
       .def("failure", &Core::failure, "group"_a, Unlocked())
       .def("events", [](Core& self) { return self.events().take(); })
       .def("event_fd", [](Core& self) { return self.events().fd(); })
+      .def("port_fds", &Core::port_fds)
+      .def("port_news", &Core::port_news)
       .def("counters",
            [](Core& self) {
              nb::list out;

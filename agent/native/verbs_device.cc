@@ -131,6 +131,28 @@ std::optional<VerbsDevice::Trouble> VerbsDevice::next_trouble() {
   return std::nullopt;
 }
 
+std::optional<std::string> VerbsDevice::next_news() {
+  ibv_async_event event;
+  while (ibverbs().get_async_event(context(), &event) == 0) {
+    auto found = trouble_of(event);
+    const auto type = event.event_type;
+    const bool mine = event.element.port_num == wanted_.port;
+    ibverbs().ack_async_event(&event);
+    if (found) return found->text;
+    if (type == IBV_EVENT_PORT_ACTIVE && mine) return name() + " came up";
+    if (type == IBV_EVENT_GID_CHANGE && mine) return "the GIDs of " + name() + " changed";
+  }
+  return std::nullopt;
+}
+
+DeviceLimits VerbsDevice::limits() const {
+  DeviceLimits out;
+  out.connections = static_cast<uint64_t>(std::max(attributes_.max_qp, 0));
+  out.registrations = static_cast<uint64_t>(std::max(attributes_.max_mr, 0));
+  out.of = "queue pairs of RDMA device " + wanted_.device;
+  return out;
+}
+
 std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_event& event) const {
   switch (event.event_type) {
     case IBV_EVENT_PORT_ERR:

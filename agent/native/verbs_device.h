@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "endpoint.h"
 #include "ibverbs.h"
 #include "verbs_choice.h"
 
@@ -16,6 +17,7 @@ struct VerbsPort {
   uint8_t port = 1;
   std::string gid;          // an IP address, or a GID in the same notation
   uint32_t inflight = 256;  // operations per peer that queues have room for
+  uint32_t inlined = 128;   // bytes at most that a WR carries itself: a record, a small payload
 };
 
 class VerbsDevice {
@@ -33,6 +35,11 @@ class VerbsDevice {
     std::string text;
   };
   std::optional<Trouble> next_trouble();
+  // What the port did, good or bad, that may change how it is used; each once.
+  std::optional<std::string> next_news();
+  // Readable when next_trouble() or next_news() may find something.
+  int events_fd() const { return context_->async_fd; }
+  DeviceLimits limits() const;
 
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }
@@ -40,6 +47,7 @@ class VerbsDevice {
   const ibv_port_attr& port() const { return port_; }
   const Quirk& quirk() const { return quirk_; }
   const QueueSizes& sizes() const { return sizes_; }
+  uint32_t inlined() const { return wanted_.inlined; }
   uint8_t port_number() const { return wanted_.port; }
   const Gid& gid() const { return gid_; }
   uint32_t gid_index() const { return gid_index_; }

@@ -87,7 +87,7 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
       taken_ += 1;
       if (done.status != IBV_WC_SUCCESS) {
         Peer* peer = owner_of(done.qp_num);
-        if (peer != nullptr) kill(*peer, "its record was not received: " + text_of_status(done));
+        if (peer != nullptr) blame(*peer, "its record was not received: " + text_of_status(done));
         return false;
       }
       out.context = nullptr;
@@ -108,7 +108,7 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
       posting->requests -= 1;
       peer->room += 1;
       room_ += 1;
-      kill(*peer, text_of_status(done));
+      blame(*peer, text_of_status(done));
       return false;
     }
     default:
@@ -126,7 +126,7 @@ void VerbsEndpoint::finish(const ibv_wc& done, Completion& out) {
   out.record = false;
   out.error = 0;
   if (done.status == IBV_WC_SUCCESS) return;
-  kill(peer, text_of_status(done));
+  blame(peer, text_of_status(done));
   out.error = EIO;
   out.detail = peer.fault;
 }
@@ -148,6 +148,12 @@ VerbsEndpoint::Peer* VerbsEndpoint::owner_of(uint32_t queue) {
     if (peer.pair && peer.pair->qp_num == queue) return &peer;
   }
   return nullptr;
+}
+
+// A completion's status only says how it failed; the device may have said why.
+void VerbsEndpoint::blame(Peer& peer, const std::string& how) {
+  attend();
+  kill(peer, how);
 }
 
 // The first reason stands. A queue pair in the error state completes all that it holds.

@@ -81,6 +81,7 @@ class VerbsEndpoint {
   void greet(Peer& peer);
   void take_greeting(const ibv_wc& done);
   void kill(Peer& peer, const std::string& why);
+  void blame(Peer& peer, const std::string& how);
 
   ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
   bool take(const ibv_wc& done, Completion& out);

@@ -110,7 +110,7 @@ void VerbsEndpoint::receive_greetings(uint32_t slot, uint32_t count) {
 // With as much room inside a WR as a record and a small payload need, where the device has it.
 QueuePair VerbsEndpoint::make_pair(ibv_qp_type type, uint32_t send, uint32_t receive,
                                    uint32_t& inlined) {
-  for (uint32_t bytes : {128u, 32u, 0u}) {
+  for (uint32_t bytes : {device_.inlined(), std::min(device_.inlined(), 32u), 0u}) {
     ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = completions_.get();
     wanted.srq = type == IBV_QPT_RC ? receives_.get() : nullptr;
@@ -121,7 +121,7 @@ QueuePair VerbsEndpoint::make_pair(ibv_qp_type type, uint32_t send, uint32_t rec
     wanted.qp_type = type;
     QueuePair out(ibverbs().create_qp(device_.domain(), &wanted));
     if (out) {
-      inlined = wanted.cap.max_inline_data;
+      inlined = std::min(bytes, wanted.cap.max_inline_data);
       return out;
     }
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import barrier, buffer, fifo, gpu_fifo, low_latency, proxy, scale, transport
+from . import barrier, buffer, fifo, gpu_fifo, low_latency, proxy, scale, transport, verbs
 
 BENCHES: dict[str, Bench] = {
     bench.name: bench
@@ -12,6 +12,7 @@ BENCHES: dict[str, Bench] = {
         proxy.BENCH,
         barrier.BENCH,
         transport.BENCH,
+        verbs.BENCH,
         gpu_fifo.BENCH,
         low_latency.BENCH,
         buffer.BENCH,

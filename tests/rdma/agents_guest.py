@@ -1,0 +1,204 @@
+"""Runs in the VM: two agents over two rails, each with a rank; prints what they said as JSON.
+
+The agents are forked from here and the ranks are threads: in there an interpreter takes half a
+minute to import an agent. Judged by test_agents.py outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import epfabric
+import numpy as np
+import yaml
+from epfabric_agent import main as agent_main
+from epfabric_agent.manifest import mode  # imported here once, not in each agent
+from epfabric_agent.pki import authority
+from epfabric_agent.pki.identity import NodeIdentity
+
+WAIT_S = 120.0
+IMPORTED = (agent_main, mode)
+ROUNDS, RINGS, SIZE = 10, 2, 4096
+ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2"}
+LINKS = {"a": ["va0", "va1"], "b": ["vb0", "vb1"]}  # each agent has its own end of both rails
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/two-agents/fabric.yaml"
+
+
+class Agent:
+    """A process of its own, with a manifest, a folder and a log."""
+
+    def __init__(self, node: str, folder: Path) -> None:
+        self.node = node
+        self.log = folder / f"{node}.log"
+        self.socket = folder / node / "sockets/moe/agent.sock"
+        fabric, peers = yaml.safe_load_all(EXAMPLE.read_text())
+        fabric["spec"]["transport"] = {"type": "auto"}
+        fabric["spec"]["nics"] = {"selector": {"names": LINKS[node]}}
+        fabric["spec"]["proxies"]["perGPU"] = 2
+        peers["peers"] = [{"node": n, "endpoint": f"{a}:7471"} for n, a in ADDRESSES.items()]
+        manifest = folder / f"{node}.yaml"
+        manifest.write_text(yaml.safe_dump_all([fabric, peers]))
+        self.arguments = [
+            *(f"--manifest={manifest}", f"--node={node}"),
+            *(f"--pki={folder / 'pki'}", f"--state-dir={folder / node}"),
+        ]
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live()
+
+    def _live(self) -> None:
+        out = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        code = 99
+        try:
+            code = agent_main.main(self.arguments)
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def says(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def choices(self) -> list[str]:
+        return re.findall(r"transport ((?:verbs|none): .*)", self.says())
+
+    def listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def stop(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        code: list[int] = []
+
+        def ended() -> bool:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                code.append(os.waitstatus_to_exitcode(status))
+            return bool(pid)
+
+        until(ended, f"agent {self.node} to end")
+        return code[0]
+
+
+def until(check: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {WAIT_S:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+class Rank(threading.Thread):
+    """Joins; exchanges and leaves, or meets in barriers until the group fails."""
+
+    def __init__(self, agents: list[Agent], rank: int, stay: bool) -> None:
+        super().__init__(daemon=True)
+        self.path, self.rank, self.stay = str(agents[rank].socket), rank, stay
+        self.joined = threading.Event()
+        self.outcome = "nothing"
+
+    def run(self) -> None:
+        try:
+            with epfabric.connect(self.path, self.rank, 2, timeout_s=WAIT_S) as session:
+                region = session.register(1 << 18)
+                session.join()
+                self.joined.set()
+                while self.stay:
+                    session.barrier(WAIT_S)
+                    time.sleep(0.05)
+                self.outcome = exchange(session, region)
+        except (epfabric.SessionError, AssertionError) as error:
+            self.outcome = f"{type(error).__name__}: {error}"
+        self.joined.set()
+
+
+def exchange(session: epfabric.Session, region: epfabric.Region) -> str:
+    """Rounds of writes by every ring, seen by their signals; then DRAIN and a barrier."""
+    other = 1 - session.rank
+    for turn in range(1, ROUNDS + 1):
+        for index in range(RINGS):
+            ring, at = session.ring(index), index * SIZE
+            region.array[at : at + SIZE] = pattern(session.rank, index, turn)
+            there = region.offset + 131072 + at
+            ring.write(other, region.offset + at, there, SIZE, signal=0, advance=1)
+            ring.wait(ring.drain(), WAIT_S)
+        for index in range(RINGS):
+            session.wait_signal(other, index, 0, turn, WAIT_S)
+            at = 131072 + index * SIZE
+            assert np.array_equal(region.array[at : at + SIZE], pattern(other, index, turn))
+        session.barrier(WAIT_S)
+    return "verified"
+
+
+def pattern(rank: int, ring: int, turn: int) -> Any:
+    return ((np.arange(SIZE) * 7 + rank * 31 + ring * 57 + turn * 13) % 251).astype(np.uint8)
+
+
+def group(agents: list[Agent], stay: bool = False) -> list[Rank]:
+    ranks = [Rank(agents, rank, stay) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def ended(ranks: list[Rank]) -> list[str]:
+    for rank in ranks:
+        rank.join(2 * WAIT_S)
+    return [rank.outcome for rank in ranks]
+
+
+def broken_by(agents: list[Agent], command: str) -> list[str]:
+    """What a group says whose rail is taken away while it runs."""
+    ranks = group(agents, stay=True)
+    for rank in ranks:
+        rank.joined.wait(WAIT_S)
+    subprocess.run(command.split(), check=True)
+    return ended(ranks)
+
+
+def play(agents: list[Agent], steps: dict[str, Any]) -> None:
+    for agent in agents:
+        until(agent.listens, f"agent {agent.node} to listen")
+    steps["first"] = ended(group(agents))
+    steps["link down"] = broken_by(agents, "ip link set vb0 down")
+    for agent in agents:
+        until(lambda a=agent: f"over r{a.node}1" in a.choices()[-1], "a choice")  # type: ignore[misc]
+    steps["one rail"] = ended(group(agents))
+    steps["address gone"] = broken_by(agents, "ip addr del 10.9.1.1/24 dev va1")
+    until(lambda: "over ra1 (fe80::" in agents[0].choices()[-1], "agent a to choose the other GID")
+
+
+def main() -> None:
+    steps: dict[str, Any] = {"failed": "", "imports": time.process_time()}
+    with tempfile.TemporaryDirectory(prefix="rails-") as name:
+        folder = Path(name)
+        authority.make_authority(folder / "pki", days=1)
+        for node, address in ADDRESSES.items():
+            identity = NodeIdentity(node, "moe", address)
+            authority.issue(folder / "pki", identity, 1, folder / "pki")
+        agents = [Agent(node, folder) for node in ADDRESSES]
+        try:
+            play(agents, steps)
+        except TimeoutError as error:
+            steps["failed"] = str(error)
+        steps["codes"] = [agent.stop() for agent in agents]
+        steps["choices"] = {agent.node: agent.choices() for agent in agents}
+        steps["logs"] = {agent.node: agent.says()[-6000:] for agent in agents}
+    print(json.dumps(steps))
+
+
+if __name__ == "__main__":
+    main()

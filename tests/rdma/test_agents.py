@@ -1,0 +1,57 @@
+"""Two agents that exchange over verbs in the VM, and what they say when a rail goes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rdma.built import on_rails
+
+# A minute on an idle machine; emulation suffers most from a busy one.
+pytestmark = pytest.mark.timeout(1800)
+HERE = Path(__file__).parent
+MODULES = ("epfabric", "epfabric_agent.main", "epfabric_agent.manifest.mode")
+PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    alone = tmp_path_factory.mktemp("pyverbs")  # without the other packages of that folder
+    (alone / "pyverbs").symlink_to(PYVERBS)
+    path = f"{HERE.parent}:{alone}"
+    # Bytecode is made here: in there that alone takes minutes.
+    subprocess.run([sys.executable, "-c", f"import {', '.join(MODULES)}"], check=True, timeout=120)
+    code, said = on_rails(f"{sys.executable} {HERE / 'agents_guest.py'}", PYTHONPATH=path)
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    print("\n".join(found.pop("logs").values()), found)
+    assert not found["failed"], found
+    return found
+
+
+def test_ranks_of_two_agents_exchange_over_both_rails(steps: dict[str, Any]) -> None:
+    assert steps["first"] == ["verified", "verified"]
+    assert steps["choices"]["a"][0] == "verbs: type is auto; over ra0 (10.9.0.1), ra1 (10.9.1.1)"
+    assert steps["choices"]["b"][0] == "verbs: type is auto; over rb0 (10.9.0.2), rb1 (10.9.1.2)"
+    assert steps["codes"] == [0, 0]
+
+
+def test_a_link_that_goes_down_fails_the_group_with_that_reason(steps: dict[str, Any]) -> None:
+    for outcome in steps["link down"]:
+        assert "went down" in outcome or "lost rank" in outcome
+    assert any("of RDMA device r" in said and "went down" in said for said in steps["link down"])
+
+
+def test_the_next_sessions_use_what_is_left(steps: dict[str, Any]) -> None:
+    assert steps["one rail"] == ["verified", "verified"]
+
+
+def test_a_gid_that_is_gone_is_named_and_another_one_is_chosen(steps: dict[str, Any]) -> None:
+    assert any("ra1 lost its GID 10.9.1.1" in said for said in steps["address gone"])
+    before, after = steps["choices"]["a"][-2:]
+    assert before.endswith("over ra1 (10.9.1.1)")
+    assert "over ra1 (fe80::" in after
