@@ -55,8 +55,13 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "needs root"
 
 
-def run(command: list[str | Path], environment: dict[str, str]) -> tuple[int, str]:
-    """Exit status and output of `command` in a fresh guest. Raises HarnessError."""
+def run(
+    command: list[str | Path], environment: dict[str, str], limit_s: float = LIMIT_S
+) -> tuple[int, str]:
+    """Exit status and output of `command` in a fresh guest, which is ended after `limit_s`.
+
+    Raises HarnessError.
+    """
     kernel, initramfs = prepare()
     with tempfile.TemporaryDirectory(prefix="epfabric-vm-") as folder:
         share = Path(folder)
@@ -65,7 +70,7 @@ def run(command: list[str | Path], environment: dict[str, str]) -> tuple[int, st
         log = share / "qemu.log"
         with log.open("wb") as out:
             subprocess.run(
-                _qemu(kernel, initramfs, share),
+                _qemu(kernel, initramfs, share, limit_s),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -76,7 +81,7 @@ def run(command: list[str | Path], environment: dict[str, str]) -> tuple[int, st
         code = share / "code"
         if not code.exists():
             tail = output[-2000:] + log.read_text(errors="replace")[-2000:]
-            raise HarnessError(f"the VM did not end in order within {LIMIT_S} s:\n{tail}")
+            raise HarnessError(f"the VM did not end in order within {limit_s:.0f} s:\n{tail}")
         return int(code.read_text()), output
 
 
@@ -163,9 +168,9 @@ def _initramfs(folder: Path, version: str) -> None:
     shutil.rmtree(root)
 
 
-def _qemu(kernel: Path, initramfs: Path, share: Path) -> list[str]:
+def _qemu(kernel: Path, initramfs: Path, share: Path, limit_s: float) -> list[str]:
     return [
-        *("timeout", "-k", "5", str(LIMIT_S), "qemu-system-x86_64"),
+        *("timeout", "-k", "5", str(limit_s), "qemu-system-x86_64"),
         *("-M", "q35,hpet=off", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
         *("-smp", "2", "-m", "1024", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-kernel", str(kernel), "-initrd", str(initramfs)),

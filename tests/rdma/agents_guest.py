@@ -75,6 +75,10 @@ class Agent:
     def choices(self) -> list[str]:
         return re.findall(r"transport ((?:verbs|none): .*)", self.says())
 
+    def reasons(self) -> list[str]:
+        """Why its groups' epochs failed."""
+        return re.findall(r"epoch \d+ failed: (.*)", self.says())
+
     def listens(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             return probe.connect_ex(str(self.socket)) == 0
@@ -195,6 +199,7 @@ def main() -> None:
         except TimeoutError as error:
             steps["failed"] = str(error)
         steps["codes"] = [agent.stop() for agent in agents]
+        steps["reasons"] = [reason for agent in agents for reason in agent.reasons()]
         steps["choices"] = {agent.node: agent.choices() for agent in agents}
         steps["logs"] = {agent.node: agent.says()[-6000:] for agent in agents}
     print(json.dumps(steps))

@@ -1,0 +1,29 @@
+"""The bench `verbs` in small, in the VM: it runs beside perftest, and the data is right."""
+
+from __future__ import annotations
+
+import pytest
+from epfabric_bench import native
+from epfabric_bench.benches import verbs
+from epfabric_bench.run import Run
+from harness import vm
+
+pytestmark = pytest.mark.timeout(1800)
+PEERS = {
+    ("8 B", "write_latency_seconds"): "ib_write_lat",
+    ("7 KiB", "write_latency_seconds"): "ib_write_lat",
+    ("8 B", "messages_per_second"): "ib_write_bw",
+}
+
+
+def test_a_small_run_stands_beside_perftest() -> None:
+    native.build(print)
+    vm.prepare()
+    run = Run(small=True)
+    lines = verbs.measure(run)
+    assert all(line.verified for line in lines)
+    for case, peer in PEERS.items():
+        sides = [line.side for line in lines if (line.case, line.metric) == case]
+        assert sorted(sides) == sorted(["epfabric", peer] * run.rounds), (case, sides)
+        for line in lines:
+            assert 0 < line.samples[0] < 1e9
