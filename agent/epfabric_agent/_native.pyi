@@ -72,10 +72,11 @@ class RingCount(TypedDict):
     taken: int
     completed: int
     depth: int  # slots taken but not completed yet
-    ops: dict[str, int]  # completed by op: write, signal, drain, barrier
+    ops: dict[str, int]  # completed by op: write, signal, drain, barrier, add, cas
     refused: dict[str, int]  # commands by reason, only those that occurred
     refused_slots: dict[str, int]  # the same in slots: a CAS has two
     masked: int  # completed without effect, since their destination is masked
+    masked_slots: int
 
 class DestinationCount(TypedDict):
     rank: int

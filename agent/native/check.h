@@ -38,6 +38,7 @@ struct SessionView {
 struct Command {
   Op op = Op::kInvalid;
   Write write{};       // WRITE and SIGNAL
+  Atomic atomic{};     // ADD and CAS
   uint64_t until = 0;  // DRAIN: every ticket below it
   bool rail = false;   // BARRIER
   uint8_t source_region = 0;
@@ -63,16 +64,16 @@ inline uint64_t drain_until(uint64_t ticket, uint32_t low) {
 
 namespace detail {
 
-inline Refusal check_destination(const SessionView& view, const Write& write) {
-  if (write.rank >= view.world) return Refusal::kRankOutOfGroup;
+inline Refusal check_destination(const SessionView& view, uint32_t rank) {
+  if (rank >= view.world) return Refusal::kRankOutOfGroup;
   // Partner: Epoch::leave(), as in Epoch::left().
-  if (view.states[write.rank].load(std::memory_order_seq_cst) == kLeft) return Refusal::kRankLeft;
+  if (view.states[rank].load(std::memory_order_seq_cst) == kLeft) return Refusal::kRankLeft;
   return Refusal::kNone;
 }
 
 inline Refusal check_write(const Slot& slot, const SessionView& view, Command& out) {
   const Write write = unpack_write(slot);
-  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return bad;
+  if (const Refusal bad = check_destination(view, write.rank); bad != Refusal::kNone) return bad;
   if (write.advance == 0 && write.signal != 0) return Refusal::kUnusedField;
   if (write.signal >= view.signals) return Refusal::kSignalOutOfRange;
   const uint64_t size = uint64_t{write.units} * kUnitBytes;
@@ -90,7 +91,7 @@ inline Refusal check_write(const Slot& slot, const SessionView& view, Command& o
 
 inline Refusal check_signal(const Slot& slot, const SessionView& view, Command& out) {
   const Write write = unpack_write(slot);
-  if (const Refusal bad = check_destination(view, write); bad != Refusal::kNone) return bad;
+  if (const Refusal bad = check_destination(view, write.rank); bad != Refusal::kNone) return bad;
   if (write.source != 0 || write.destination != 0 || write.units != 1) {
     return Refusal::kUnusedField;
   }
@@ -102,16 +103,33 @@ inline Refusal check_signal(const Slot& slot, const SessionView& view, Command& 
   return Refusal::kNone;
 }
 
+// Offsets are in words, so that none is unaligned; regions begin at multiples of 64 KiB.
+inline Refusal check_atomic(Op op, const Slot& slot, const Slot& second, const SessionView& view,
+                            Command& out) {
+  const Atomic atomic = unpack_atomic(slot, second);
+  if (const Refusal bad = check_destination(view, atomic.rank); bad != Refusal::kNone) return bad;
+  constexpr uint64_t kSwapUses = (uint64_t{1} << field::kOperandTop) | head_of(Op::kCasSwap, 0);
+  if ((slot.lo & field::kReservedAtomic) != 0 || (op == Op::kCas && (second.lo & ~kSwapUses) != 0))
+    return Refusal::kUnusedField;
+  const int to = region_of(view.regions[atomic.rank], atomic.word * kWordBytes, kWordBytes);
+  if (to < 0) return Refusal::kDestinationOutOfRegion;
+  out.op = op;
+  out.atomic = atomic;
+  out.destination_region = static_cast<uint8_t>(to);
+  return Refusal::kNone;
+}
+
 }  // namespace detail
 
-// Checks the command in `slot` (without lap bits), which is the ring's `ticket`th. CAS is decided
-// by its first slot; the ring looks at its second. An accepted command is unpacked into `out`: its
-// op, and the fields that belong to it.
-inline Refusal check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view,
-                     Command& out) {
+// Checks the command in `slot` (without lap bits), which is the ring's `ticket`th; `second` is the
+// slot after a CAS, else zeros. An accepted command is unpacked into `out`: its op, and the fields
+// that belong to it.
+inline Refusal check(const Slot& slot, const Slot& second, uint64_t ticket, uint32_t ring,
+                     const SessionView& view, Command& out) {
   const Op op = op_of(slot.lo);
   if (op == Op::kInvalid) return Refusal::kBadOp;
-  if (flag_of(slot.lo)) return Refusal::kReservedFlag;
+  if (op == Op::kCas && op_of(second.lo) != Op::kCasSwap) return Refusal::kHalfCas;
+  if (flag_of(slot.lo | second.lo)) return Refusal::kReservedFlag;
   switch (op) {
     case Op::kWrite:
       return detail::check_write(slot, view, out);
@@ -133,10 +151,11 @@ inline Refusal check(const Slot& slot, uint64_t ticket, uint32_t ring, const Ses
       out.op = Op::kBarrier;
       out.rail = slot.lo != head_of(Op::kBarrier, 0);
       return Refusal::kNone;
-    case Op::kCasSwap:
-      return Refusal::kHalfCas;
+    case Op::kAdd:
+    case Op::kCas:
+      return detail::check_atomic(op, slot, second, view, out);
     default:
-      return Refusal::kUnsupported;
+      return Refusal::kHalfCas;  // the second slot alone
   }
 }
 

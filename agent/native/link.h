@@ -21,6 +21,13 @@ struct Limits {
   uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
 };
 
+// The first half of a peer's CAS.
+struct Expected {
+  uint64_t value = 0;
+  uint64_t word = 0;
+  bool there = false;
+};
+
 // A connection between this proxy and one proxy of a remote rank.
 struct Link {
   uint32_t rank = 0;
@@ -31,6 +38,13 @@ struct Link {
   const std::vector<RemoteKey>* regions = nullptr;
   Outbox outbox;
   Inbox inbox;
+  // ATOMICs: ours that the peer has to answer, halves of its CAS by ring of its proxy, and our
+  // answers that could not be sent yet.
+  uint32_t atomics = 0;
+  uint64_t answered_ns = 0;  // the last answer, or the first ATOMIC after none
+  std::vector<Expected> expected;
+  std::array<ControlRecord, kMaxAtomics> answers;
+  uint32_t unsent = 0;
   uint32_t inflight = 0;
   uint64_t inflight_bytes = 0;
   uint64_t posted = 0;         // operations that rings wait for

@@ -18,6 +18,8 @@ class NoRemote {
   std::string unreachable() const { return ""; }
   Posted write(const WritePart&, const SignalPart*) { return {}; }
   Posted signal(const SignalPart&) { return {}; }
+  Applied atomic(const AtomicPart&) { return {}; }
+  const char* answer(Link&, const ControlRecord&) { return nullptr; }
   bool drain(Ring&, uint64_t&) { return true; }
   void flush() {}
   uint64_t undelivered() const { return 0; }
@@ -61,8 +63,10 @@ class Loop {
   uint32_t serve(Ring& ring, uint32_t budget);
   bool advance(Ring& ring);
   bool advance_write(Ring& ring, Held& held);
+  bool advance_atomic(Ring& ring, Held& held);
   bool advance_barrier(Ring& ring, Held& held);
   bool advance_rail(Ring& ring, Held& held);
+  bool passed_over(Ring& ring, uint32_t rank);
   template <class To>
   bool post(To& to, Ring& ring, Held& held);
 
@@ -70,7 +74,9 @@ class Loop {
   bool settled();
   bool session_quiet() const;
   void note_undelivered();
-  const char* take_record(const Link& link, const ControlRecord& record);
+  const char* take_record(Link& link, const ControlRecord& record);
+  const char* take_order(Link& link, const ControlRecord& record);
+  const char* take_answer(const Link& link, const ControlRecord& record);
   void take_changes();
   void lose(uint32_t rank, const std::string& text);
   void report_lost(uint32_t rank, const std::string& text);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "loop.h"
+#include "loop_atomics.h"
 #include "session.h"
 
 namespace epfabric::agent {
@@ -68,6 +69,9 @@ bool Loop<Remote>::advance(Ring& ring) {
     case Op::kWrite:
     case Op::kSignal:
       return advance_write(ring, held);
+    case Op::kAdd:
+    case Op::kCas:
+      return advance_atomic(ring, held);
     case Op::kBarrier:
       return advance_barrier(ring, held);
     default:
@@ -82,15 +86,21 @@ bool Loop<Remote>::advance(Ring& ring) {
 template <class Remote>
 bool Loop<Remote>::advance_write(Ring& ring, Held& held) {
   const uint32_t rank = held.command.write.rank;
-  if (const uint8_t state = epoch_->state(rank); state != kPresent) {
-    if (state == kLeft) {
-      ring.give_up(Refusal::kRankLeft);
-    } else {
-      ring.mask();
-    }
-    return true;
-  }
+  if (passed_over(ring, rank)) return true;
   return loopback_.serves(rank) ? post(loopback_, ring, held) : post(remote_, ring, held);
+}
+
+// The held command's destination is gone, and with that the command.
+template <class Remote>
+bool Loop<Remote>::passed_over(Ring& ring, uint32_t rank) {
+  const uint8_t state = epoch_->state(rank);
+  if (state == kPresent) return false;
+  if (state == kLeft) {
+    ring.give_up(Refusal::kRankLeft);
+  } else {
+    ring.mask();
+  }
+  return true;
 }
 
 template <class Remote>

@@ -62,7 +62,7 @@ bool Loop<Remote>::work(uint64_t now_ns) {
   worked = serve_rings() > 0 || worked;
   const size_t completions = remote_.poll(
       proxy_.settings_.drain_batch,
-      [this](const Link& link, const ControlRecord& record) { return take_record(link, record); },
+      [this](Link& link, const ControlRecord& record) { return take_record(link, record); },
       [this](uint32_t rank, const std::string& text) { lose(rank, text); },
       [this](int rank, const std::string& text) { fail(rank, text); });
   worked = completions > 0 || worked;
@@ -98,6 +98,9 @@ void Loop<Remote>::beat() {
     platform::store_release(&proxy_.segments_.header()->heartbeat, ++heartbeat_);
   }
   if (!epoch_) return;
+  for (Ring* ring : order_) {  // whoever left answers no more
+    ring->abandon_answers(Refusal::kRankLeft, [this](uint32_t rank) { return epoch_->left(rank); });
+  }
   if (unconnected_ > 0) {
     unconnected_ = remote_.connect();
     const std::lock_guard lock(proxy_.mutex_);
@@ -131,7 +134,7 @@ bool Loop<Remote>::active() const {
       (delegate_ && delegate_->busy()) || (rail_ && rail_->busy()))
     return true;
   for (const Ring* ring : order_) {
-    if (ring->holding()) return true;
+    if (ring->holding() || ring->awaits_answers()) return true;
   }
   return false;
 }
@@ -176,8 +179,9 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
 }
 
 template <class Remote>
-const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& record) {
+const char* Loop<Remote>::take_record(Link& link, const ControlRecord& record) {
   if (record.kind == RecordKind::kCredit) return nullptr;
+  if (record.kind == RecordKind::kOld) return take_answer(link, record);
   if (record.kind == RecordKind::kSignal) {
     uint64_t* word = proxy_.segments_.signal(link.rank, record.ring, record.index);
     // Only this thread stores the word, and no pod can: that memfd is sealed against them.
@@ -187,6 +191,7 @@ const char* Loop<Remote>::take_record(const Link& link, const ControlRecord& rec
     platform::store_release(word, record.value);
     return nullptr;
   }
+  if (is_order(record.kind)) return take_order(link, record);
   const auto& delegate = record.index == kRailScope ? rail_ : delegate_;
   if (!delegate) return "a barrier record for a rank that is no delegate";
   return delegate->on_record(record, platform::clock_ns());
@@ -236,7 +241,12 @@ void Loop<Remote>::take_changes() {
     masked_[rank] = state;
     remote_.abandon(rank);
   }
-  if (epoch_->masked(shape_.rank)) {
+  const bool masked = epoch_->masked(shape_.rank);
+  for (Ring* ring : order_) {
+    ring->abandon_answers(Refusal::kNone,
+                          [this, masked](uint32_t rank) { return masked || epoch_->masked(rank); });
+  }
+  if (masked) {
     for (Ring* ring : order_) {
       if (ring->holding()) ring->mask();
     }

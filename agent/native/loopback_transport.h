@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "atomics.h"
 #include "region.h"
 #include "ring.h"
 #include "segment.h"
@@ -40,6 +41,12 @@ class LoopbackTransport {
     // Partner: the destination's wait_at_least(); the payload above is visible with it.
     platform::store_release(to.signal(own_rank_, part.ring->index(), part.index), part.value);
     return {1, false};
+  }
+
+  Applied atomic(const AtomicPart& part) const {
+    const Atomic& atomic = *part.atomic;
+    std::byte* word = (*targets_[atomic.rank].regions)[part.region].at(atomic.word * kWordBytes);
+    return {Applied::How::kDone, apply(word, part.cas, atomic.operand, atomic.swap)};
   }
 
  private:

@@ -12,8 +12,11 @@ namespace epfabric::agent {
 
 inline constexpr uint32_t kMailboxSlots = 64;
 inline constexpr uint32_t kMailboxBytes = kMailboxSlots * sizeof(ControlRecord);
-inline constexpr uint32_t kMailboxReserve =
-    8;  // slots that only credits and barrier records may use
+inline constexpr uint32_t kMailboxReserve = 8;  // slots for credits and barrier records
+// ATOMICs that may wait for an answer on a link, and slots for the answers to them: so many are
+// free whenever a request comes, so that an answer waits for no credit (docs/ordering.md).
+inline constexpr uint32_t kMaxAtomics = 8;
+inline constexpr uint32_t kMailboxOrders = kMailboxSlots - kMailboxReserve - kMaxAtomics;
 static_assert((kMailboxSlots & (kMailboxSlots - 1)) == 0);
 static_assert(kMailboxSlots <= 16384, "sequences beyond what the receiver acknowledged");
 
@@ -22,8 +25,8 @@ class Outbox {
   // `staging` mirrors the receiver's slots: a record stays there until its credit is back.
   explicit Outbox(ControlRecord* staging = nullptr) : staging_(staging) {}
 
-  bool room(bool urgent) const {
-    return sent_ - acknowledged_ < (urgent ? kMailboxSlots : kMailboxSlots - kMailboxReserve);
+  bool room(RecordKind kind) const {
+    return sent_ - acknowledged_ < (is_order(kind) ? kMailboxOrders : kMailboxSlots);
   }
   uint16_t sequence() const { return static_cast<uint16_t>(sent_); }
   uint32_t slot() const { return static_cast<uint32_t>(sent_ & (kMailboxSlots - 1)); }

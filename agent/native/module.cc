@@ -92,7 +92,10 @@ nb::dict ring_dict(const Ring& ring) {
   ops["signal"] = ring.count().signals.get();
   ops["drain"] = ring.count().drains.get();
   ops["barrier"] = ring.count().barriers.get();
+  ops["add"] = ring.count().adds.get();
+  ops["cas"] = ring.count().swaps.get();
   out["masked"] = ring.count().masked.get();
+  out["masked_slots"] = ring.count().masked_slots.get();
   const uint64_t retired = ring.retired();  // before taken: the depth is never negative
   const uint64_t taken = ring.taken();
   out["ring"] = ring.index();

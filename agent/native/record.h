@@ -7,7 +7,7 @@
 namespace epfabric::agent {
 
 // Of records, mailboxes and session descriptions: agents whose cores differ in it exchange nothing.
-inline constexpr uint32_t kRecordVersion = 2;
+inline constexpr uint32_t kRecordVersion = 4;
 
 enum class RecordKind : uint8_t {
   kInvalid = 0,
@@ -18,6 +18,11 @@ enum class RecordKind : uint8_t {
   kPresent = 5,  // value: barrier number; extra: bit mask of the node's ranks that have entered
   kRound = 6,    // value: barrier number; extra: Round
   kAsk = 7,      // value: barrier number; wants kPresent
+  // ATOMIC; index: the low 16 bits of its ticket. Applied when taken, answered by kOld.
+  kAdd = 8,     // value: the addend; extra: the word's offset in units of 8 B
+  kExpect = 9,  // the first half of a CAS; value: what is expected; extra: as above
+  kSwap = 10,   // the second half, the ring's next such record; value: the new value
+  kOld = 11,    // value: what the word held before; ring, index: of the ATOMIC
 };
 
 inline constexpr uint16_t kFullScope = 0;
@@ -26,7 +31,7 @@ inline constexpr uint16_t kRailScope = 1;
 struct ControlRecord {
   RecordKind kind = RecordKind::kInvalid;
   uint8_t ring = 0;
-  uint16_t index = 0;        // signal word; of a barrier's records the scope
+  uint16_t index = 0;        // signal word, end of a ticket, or scope of a barrier
   uint16_t source = 0;       // rank
   uint16_t destination = 0;  // rank
   uint32_t epoch = 0;
@@ -70,6 +75,13 @@ constexpr Round unpack_round(uint64_t extra) {
   return {static_cast<uint8_t>(extra), (extra >> 9 & 1) != 0, (extra >> 8 & 1) != 0, extra >> 16};
 }
 
+// Orders of a ring, which stand behind its earlier writes; the other kinds overtake nothing either,
+// but may use the places that a mailbox keeps for them.
+constexpr bool is_order(RecordKind kind) {
+  return kind == RecordKind::kSignal || kind == RecordKind::kAdd || kind == RecordKind::kExpect ||
+         kind == RecordKind::kSwap;
+}
+
 // Immediate: type 4 | domain 12 | sequence 16. The domain is the receiver's name for the sender.
 inline constexpr uint32_t kImmControl = 1;  // a record is in the mailbox
 // The others on unordered endpoints only (gate.h).
@@ -101,7 +113,18 @@ struct RecordView {
   uint32_t signals;
   uint32_t source_proxies;  // ring r of the source is served by its proxy r % source_proxies
   uint32_t source_proxy;
+  uint32_t own_proxies;  // likewise here
+  uint32_t own_proxy;
 };
+
+constexpr const char* fault_of_order(const ControlRecord& record, const RecordView& view) {
+  if (record.ring >= view.rings) return "a ring that does not exist";
+  if (record.ring % view.source_proxies != view.source_proxy) return "a ring of another proxy";
+  if (record.kind != RecordKind::kSignal) return nullptr;
+  if (record.index >= view.signals) return "a signal word that does not exist";
+  if (record.value == 0) return "a signal word that would not grow";
+  return nullptr;
+}
 
 // Why a record is unacceptable, or nullptr. A bad record fails the group and touches no memory.
 constexpr const char* fault_of(const ControlRecord& record, const RecordView& view) {
@@ -110,10 +133,13 @@ constexpr const char* fault_of(const ControlRecord& record, const RecordView& vi
   if (record.destination != view.destination) return "a destination rank that is not here";
   switch (record.kind) {
     case RecordKind::kSignal:
+    case RecordKind::kAdd:
+    case RecordKind::kExpect:
+    case RecordKind::kSwap:
+      return fault_of_order(record, view);
+    case RecordKind::kOld:
       if (record.ring >= view.rings) return "a ring that does not exist";
-      if (record.ring % view.source_proxies != view.source_proxy) return "a ring of another proxy";
-      if (record.index >= view.signals) return "a signal word that does not exist";
-      if (record.value == 0) return "a signal word that would not grow";
+      if (record.ring % view.own_proxies != view.own_proxy) return "a ring of another proxy";
       return nullptr;
     case RecordKind::kArrive:
     case RecordKind::kRelease:

@@ -49,6 +49,11 @@ const char* RemoteTransport<E>::take_record(Link& link, const ControlRecord& rec
     if (!link.outbox.acknowledge(record.consumed)) return "credit for what was not sent";
     if (link.outbox.acknowledged() != acknowledged) link.busy_since_ns = 0;
   }
+  if (record.kind == RecordKind::kOld) {
+    if (link.atomics == 0) return "an answer that nobody asked for";
+    link.atomics -= 1;
+    link.answered_ns = now_ns_;
+  }
   return take(link, record);
 }
 

@@ -9,8 +9,8 @@ namespace epfabric::agent {
 
 // Whether a record may be posted now.
 template <Endpoint E>
-bool RemoteTransport<E>::may_post(Link& link, bool urgent) {
-  bool room = link.outbox.room(urgent);
+bool RemoteTransport<E>::may_post(Link& link, RecordKind kind) {
+  bool room = link.outbox.room(kind);
   if constexpr (Unordered<E>) room = room && link.gate->departures.room();
   if (!room && link.busy_since_ns == 0) link.busy_since_ns = now_ns_;
   return room;

@@ -46,6 +46,7 @@ template <Endpoint E>
 void RemoteTransport<E>::open(Epoch& epoch) {
   links_.clear();
   owing_.clear();
+  answering_.clear();
   behind_.forget();
   unmarked_.forget();
   to_rank_.assign(epoch.world(), nullptr);
@@ -59,6 +60,7 @@ void RemoteTransport<E>::open(Epoch& epoch) {
     }
   }
   owing_.reserve(links_.size());
+  answering_.reserve(links_.size());
   behind_.reserve(links_.size());
   unmarked_.reserve(links_.size());
 }
@@ -79,6 +81,7 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   link->regions = &blob.regions;
   link->outbox = Outbox(
       reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
+  link->expected.resize(shape_.rings / epoch_->proxies_of(rank) + 1);
   link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
   if (Unordered<E>) {
     link->gate = std::make_unique<Gate>(limits_.first_sequence);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "remote_atomics.h"
 #include "remote_gate.h"
 #include "remote_links.h"
 
@@ -162,6 +163,7 @@ bool RemoteTransport<E>::send(uint32_t rank, ControlRecord record) {
 
 template <Endpoint E>
 void RemoteTransport<E>::send_credits() {
+  if (!answering_.empty()) send_answers();
   for (size_t i = 0; i < owing_.size();) {
     Link& link = *owing_[i];
     if (owes(link) && !link.broken && !epoch_->left(link.rank) && !post_credit(link)) {
@@ -178,7 +180,7 @@ void RemoteTransport<E>::send_credits() {
 template <Endpoint E>
 bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operation::Kind kind,
                                      Ring* ring, const Piece* payload) {
-  if (!may_post(link, record.kind != RecordKind::kSignal)) return false;
+  if (!may_post(link, record.kind)) return false;
   const uint64_t bytes = sizeof(ControlRecord) + (payload != nullptr ? payload->bytes : 0);
   Operation* operation = take_operation(link, kind, ring, bytes);
   if (operation == nullptr) return false;
@@ -278,8 +280,8 @@ void RemoteTransport<E>::caught_up(Link& link) {
 
 template <Endpoint E>
 RecordView RemoteTransport<E>::view_of(const Link& link) const {
-  return {epoch_->plan().epoch,          link.rank, shape_.rank, shape_.rings, shape_.signals,
-          epoch_->proxies_of(link.rank), link.proxy};
+  return {epoch_->plan().epoch,          link.rank,  shape_.rank,  shape_.rings, shape_.signals,
+          epoch_->proxies_of(link.rank), link.proxy, own_proxies_, index_};
 }
 
 }  // namespace epfabric::agent

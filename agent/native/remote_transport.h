@@ -43,7 +43,12 @@ class RemoteTransport {
 
   Posted write(const WritePart& part, const SignalPart* then);
   Posted signal(const SignalPart& part);
+  // By an order to the owner's agent, which answers with the old value.
+  Applied atomic(const AtomicPart& part);
+  // Sends the old value, now or in a later turn; why the peer may not ask for it, or nullptr.
+  const char* answer(Link& link, const ControlRecord& record);
   bool send(uint32_t rank, ControlRecord record);
+  // What is owed: answers, then credits.
   void send_credits();
 
   // Makes the DRAIN that `ring` holds wait for every link with undelivered operations; false =
@@ -81,11 +86,12 @@ class RemoteTransport {
   bool post_ask(Link& link);
   bool await_credit(Link& link, Ring* ring);
   void caught_up(Link& link);
-  bool may_post(Link& link, bool urgent);
+  bool may_post(Link& link, RecordKind kind);
   static uint32_t next_imm(const Link& link);
   static bool owes(const Link& link);
   void note_acknowledged(Link& link);
   void end_waits(Link& link, uint64_t delivered);
+  void send_answers();
   static ControlRecord record_of(const SignalPart& part);
   Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
@@ -128,6 +134,7 @@ class RemoteTransport {
   std::vector<std::unique_ptr<Link>> links_;  // by own domain
   std::vector<Link*> to_rank_;                // by rank: where this proxy's commands go
   std::vector<Link*> owing_;
+  std::vector<Link*> answering_;  // with answers that could not be sent
   WorkList<Link, &Link::behind> behind_;
   WorkList<Link, &Link::unmarked> unmarked_;
   WorkList<Link, &Link::unmarked>::Cursor flushing_;
@@ -198,11 +205,15 @@ void RemoteTransport<E>::watch(Lose&& lose) {
       continue;
     }
     const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
+    const bool asked = link->atomics > 0 && now_ns_ > link->answered_ns + limits_.stall_ns;
     const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
     if (const std::string& fault = endpoint_.fault(link->peer); !fault.empty()) {
       lose(link->rank, fault);
     } else if (link->error != 0) {
       lose(link->rank, std::string("a write to it cannot be posted: ") + E::text_of(link->error));
+    } else if (asked) {
+      lose(link->rank,
+           "it answered no ATOMIC for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");
     } else if (waits || busy) {
       lose(link->rank,
            "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");

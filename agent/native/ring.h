@@ -19,14 +19,22 @@ struct Held {
   Command command;
   uint64_t posted_bytes = 0;
   uint64_t serial = 0;   // DRAIN: its name at the transport
+  uint32_t slots = 1;    // a CAS has two
+  uint32_t sent = 0;     // ATOMIC: records of it that are on their way
   bool entered = false;  // BARRIER
   bool announced = false;
 };
 
 class Ring {
  public:
-  Ring(uint32_t index, const Slot* slots, RingCounters* shared, uint32_t depth)
-      : index_(index), depth_(depth), consumer_{slots, 0, depth}, shared_(shared), window_(depth) {}
+  Ring(uint32_t index, const Slot* slots, RingCounters* shared, AtomicResult* results,
+       uint32_t depth)
+      : index_(index),
+        depth_(depth),
+        consumer_{slots, 0, depth},
+        shared_(shared),
+        results_(results),
+        window_(depth) {}
 
   uint32_t index() const { return index_; }
   bool holding() const { return holding_; }
@@ -53,17 +61,14 @@ class Ring {
       Slot second{};
       const bool cas = op_of(slot.lo) == Op::kCas;
       if (cas && !consumer_.peek(1, second)) return false;  // both slots or none
-      const Refusal refusal = check(slot, consumer_.next, index_, view, held_.command);
+      const Refusal refusal = check(slot, second, consumer_.next, index_, view, held_.command);
       if (refusal == Refusal::kNone) {
-        held_.posted_bytes = held_.serial = 0;
-        held_.entered = held_.announced = false;
-        holding_ = true;
-        window_[consumer_.next & (depth_ - 1)] = {0, held_.command.op};
+        hold(cas ? 2 : 1);
         return true;
       }
       const bool half = cas && op_of(second.lo) != Op::kCasSwap;
       const uint32_t slots = cas && !half ? 2 : 1;
-      note_refusal(half ? Refusal::kHalfCas : refusal, slots);
+      note_refusal(refusal, slots, consumer_.next);
       for (uint32_t i = 0; i < slots; ++i) pass_over();
       budget -= 1;
     }
@@ -71,43 +76,72 @@ class Ring {
   }
 
   // Counts one more part of the held command that will complete later; its ticket for part_done().
-  void add_part() { window_[consumer_.next & (depth_ - 1)].parts += 1; }
+  void add_part() { entry(consumer_.next).parts += 1; }
   uint64_t ticket() const { return consumer_.next; }
 
-  // The held command is posted whole.
-  void finish() {
-    holding_ = false;
-    consumer_.next += 1;
-    taken_.store(consumer_.next, std::memory_order_release);  // partner: taken() of another proxy
+  // The held ATOMIC took effect, the word having held `old` before.
+  void answer(uint64_t old) { store_result(consumer_.next, old); }
+  // The held ATOMIC was sent to `rank`, which will answer.
+  void await_answer(uint32_t rank) {
+    add_part();
+    entry(consumer_.next).awaits = static_cast<uint16_t>(rank + 1);
+    awaiting_ += 1;
   }
+  // The answer to the ATOMIC whose ticket ends in `low`; false where `rank` was not asked that.
+  bool take_answer(uint32_t low, uint32_t rank, uint64_t old) {
+    const uint64_t oldest = retired_.load(std::memory_order_relaxed);
+    const uint64_t ticket = oldest + ((low - oldest) & 0xffff);
+    if (ticket >= consumer_.next || entry(ticket).awaits != rank + 1) return false;
+    store_result(ticket, old);
+    answered(ticket);
+    return true;
+  }
+  bool awaits_answers() const { return awaiting_ > 0; }
+  // Ends the ATOMICs whose rank is `gone(rank)`: as masked where `reason` is kNone, else as
+  // refused.
+  template <class Gone>
+  void abandon_answers(Refusal reason, Gone&& gone) {
+    if (awaiting_ == 0) return;
+    for (uint64_t t = retired_.load(std::memory_order_relaxed); t < consumer_.next; ++t) {
+      Entry& at = entry(t);
+      if (at.awaits == 0 || !gone(at.awaits - 1u)) continue;
+      const uint32_t slots = slots_of(at.op);
+      at.op = Op::kInvalid;
+      if (reason == Refusal::kNone) {
+        note_masked(slots);
+      } else {
+        note_refusal(reason, slots, t);
+      }
+      answered(t);
+    }
+  }
+
+  // The held command is posted whole.
+  void finish() { pass(held_.slots); }
 
   // The held command cannot run any more.
   void give_up(Refusal refusal) {
-    holding_ = false;
-    window_[consumer_.next & (depth_ - 1)].op = Op::kInvalid;
-    note_refusal(refusal, 1);
-    consumer_.next += 1;
-    taken_.store(consumer_.next, std::memory_order_release);
+    entry(consumer_.next).op = Op::kInvalid;
+    note_refusal(refusal, held_.slots, consumer_.next);
+    pass(held_.slots);
   }
 
   // The held command's destination, or this rank, is masked: it completes when its parts have.
   void mask() {
-    holding_ = false;
-    window_[consumer_.next & (depth_ - 1)].op = Op::kInvalid;
-    note_masked();
-    consumer_.next += 1;
-    taken_.store(consumer_.next, std::memory_order_release);
+    entry(consumer_.next).op = Op::kInvalid;
+    note_masked(held_.slots);
+    pass(held_.slots);
   }
 
-  void part_done(uint64_t ticket) { window_[ticket & (depth_ - 1)].parts -= 1; }
+  void part_done(uint64_t ticket) { entry(ticket).parts -= 1; }
   // The part will not be heard of, since its destination is masked.
   void part_masked(uint64_t ticket) {
-    Entry& entry = window_[ticket & (depth_ - 1)];
-    entry.parts -= 1;
+    Entry& at = entry(ticket);
+    at.parts -= 1;
     const bool held = holding_ && ticket == consumer_.next;  // mask() will count it
-    if (held || entry.op == Op::kInvalid) return;
-    entry.op = Op::kInvalid;
-    note_masked();
+    if (held || at.op == Op::kInvalid) return;
+    note_masked(slots_of(at.op));
+    at.op = Op::kInvalid;
   }
 
   // Retires what is complete, in order, and tells the producer. True when something moved.
@@ -115,8 +149,8 @@ class Ring {
     const uint64_t taken = consumer_.next;
     uint64_t retired = retired_.load(std::memory_order_relaxed);
     const uint64_t before = retired;
-    while (retired < taken && window_[retired & (depth_ - 1)].parts == 0) {
-      count_op(window_[retired & (depth_ - 1)].op);
+    while (retired < taken && entry(retired).parts == 0) {
+      count_op(entry(retired).op);
       retired += 1;
     }
     if (told_ != taken) {
@@ -135,27 +169,63 @@ class Ring {
   struct Entry {
     uint32_t parts = 0;  // completions still to come
     Op op = Op::kInvalid;
+    uint16_t awaits = 0;  // 1 + the rank whose answer is among them
   };
+
+  static uint32_t slots_of(Op op) { return op == Op::kCas ? 2 : 1; }
+  Entry& entry(uint64_t ticket) { return window_[ticket & (depth_ - 1)]; }
+
+  // The next slots are a command that may run; the second of a CAS is a ticket without a command.
+  void hold(uint32_t slots) {
+    held_.posted_bytes = held_.serial = 0;
+    held_.sent = 0;
+    held_.slots = slots;
+    held_.entered = held_.announced = false;
+    holding_ = true;
+    entry(consumer_.next) = {0, held_.command.op, 0};
+    if (slots == 2) entry(consumer_.next + 1) = {};
+  }
+
+  void pass(uint32_t slots) {
+    holding_ = false;
+    consumer_.next += slots;
+    taken_.store(consumer_.next, std::memory_order_release);  // partner: taken() of another proxy
+  }
 
   // The next slot asks for nothing (any more).
   void pass_over() {
-    window_[consumer_.next & (depth_ - 1)] = {0, Op::kInvalid};
-    consumer_.next += 1;
-    taken_.store(consumer_.next, std::memory_order_release);
+    entry(consumer_.next) = {};
+    pass(1);
   }
 
-  void note_refusal(Refusal refusal, uint32_t slots) {
+  void store_result(uint64_t ticket, uint64_t old) {
+    AtomicResult& at = results_[ticket & (depth_ - 1)];
+    // Partner: whoever reads `done`, `old` and `done` again; 0 is no ticket's.
+    platform::store_relaxed(&at.done, 0);
+    platform::fence_release();
+    platform::store_relaxed(&at.old, old);
+    platform::store_release(&at.done, ticket + 1);
+  }
+
+  void answered(uint64_t ticket) {
+    entry(ticket).awaits = 0;
+    entry(ticket).parts -= 1;
+    awaiting_ -= 1;
+  }
+
+  void note_refusal(Refusal refusal, uint32_t slots, uint64_t ticket) {
     count_.refused[static_cast<size_t>(refusal)].add(1);
     count_.refused_slots[static_cast<size_t>(refusal)].add(slots);
     refused_ += 1;
-    platform::store_relaxed(&shared_->last_refused_ticket, consumer_.next);
+    platform::store_relaxed(&shared_->last_refused_ticket, ticket);
     platform::store_relaxed(&shared_->last_refused_reason, static_cast<uint64_t>(refusal));
     platform::store_release(&shared_->refused,
                             refused_);  // partner: the pod's look after `completed`
   }
 
-  void note_masked() {
+  void note_masked(uint32_t slots) {
     count_.masked.add(1);
+    count_.masked_slots.add(slots);
     // Partner: the pod's look after `completed`.
     platform::store_release(&shared_->masked, count_.masked.get());
   }
@@ -165,15 +235,19 @@ class Ring {
     if (op == Op::kSignal) return count_.signals.add(1);
     if (op == Op::kDrain) return count_.drains.add(1);
     if (op == Op::kBarrier) return count_.barriers.add(1);
+    if (op == Op::kAdd) return count_.adds.add(1);
+    if (op == Op::kCas) return count_.swaps.add(1);
   }
 
   const uint32_t index_;
   const uint32_t depth_;
   Consumer consumer_;
   RingCounters* const shared_;
+  AtomicResult* const results_;
   std::vector<Entry> window_;  // by ticket
   Held held_;
   bool holding_ = false;
+  uint32_t awaiting_ = 0;  // ATOMICs whose answer is still to come
   uint64_t refused_ = 0;
   uint64_t told_ = 0;
   std::atomic<uint64_t> taken_{0};

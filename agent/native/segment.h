@@ -38,6 +38,10 @@ class Segments {
   RingCounters* counters(uint32_t ring) const {
     return reinterpret_cast<RingCounters*>(agent_.data() + layout_.counters) + ring;
   }
+  AtomicResult* results(uint32_t ring) const {
+    return reinterpret_cast<AtomicResult*>(agent_.data() + layout_.results) +
+           uint64_t{ring} * shape_.depth;
+  }
   // The signal word that (source rank, ring) writes here. The caller has checked the indices.
   uint64_t* signal(uint32_t source, uint32_t ring, uint32_t index) const {
     const uint64_t word = (uint64_t{source} * shape_.rings + ring) * shape_.signals + index;

@@ -37,8 +37,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
   }
   regions_.reserve(kMaxRegions);
   for (uint32_t r = 0; r < settings.shape.rings; ++r) {
-    rings_.push_back(
-        std::make_unique<Ring>(r, segments_.slots(r), segments_.counters(r), settings.shape.depth));
+    rings_.push_back(std::make_unique<Ring>(r, segments_.slots(r), segments_.counters(r),
+                                            segments_.results(r), settings.shape.depth));
   }
   for (uint32_t i = 0; i < count; ++i) {
     proxies_.push_back(

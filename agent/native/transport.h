@@ -3,6 +3,8 @@
 // it.
 #pragma once
 
+#include <epfabric/command.h>
+
 #include <concepts>
 #include <cstdint>
 
@@ -32,6 +34,22 @@ struct SignalPart {
   uint64_t value;
 };
 
+// An ATOMIC on a word whose region was checked.
+struct AtomicPart {
+  Ring* ring;
+  const Atomic* atomic;
+  bool cas;
+  uint8_t region;
+  uint32_t* sent;  // 0 at first: how much of it is on its way
+};
+
+// What became of an ATOMIC: nothing yet (busy, try again), it was applied, or it was sent and its
+// ring awaits the answer.
+struct Applied {
+  enum class How : uint8_t { kBusy, kDone, kSent } how = How::kBusy;
+  uint64_t old = 0;  // kDone
+};
+
 // What became of a part: `bytes` of it are under way (0 = busy, try again); `pending`: the ring's
 // part_done() will be called when its source may be reused; `signalled`: its signal went with it. A
 // signal alone counts as one byte.
@@ -43,10 +61,11 @@ struct Posted {
 
 template <class T>
 concept Transport = requires(T transport, const WritePart& write, const SignalPart* then,
-                             const SignalPart& signal) {
+                             const SignalPart& signal, const AtomicPart& atomic) {
   // `then`, if any, is the signal of a WRITE of which this is the rest.
   { transport.write(write, then) } -> std::same_as<Posted>;
   { transport.signal(signal) } -> std::same_as<Posted>;
+  { transport.atomic(atomic) } -> std::same_as<Applied>;
 };
 
 }  // namespace epfabric::agent

@@ -131,7 +131,7 @@ class Bare {
     uint32_t got = 0;
     Command command;
     for (Slot slot; got < kBatch && consumer.peek(0, slot); ++got) {
-      const Refusal refusal = check(slot, consumer.next++, ring, view_, command);
+      const Refusal refusal = check(slot, Slot{}, consumer.next++, ring, view_, command);
       if (refusal == Refusal::kNone) hand_over(ring, command);
     }
     platform::store_release(&segments_.counters(ring)->tail, consumer.next);

@@ -47,7 +47,8 @@ class Side {
         wire_(wire),
         session_(make_session(rank, region_)),
         fabric_("tcp;ofi_rxm", "127.0.3." + std::to_string(rank + 1)),
-        ring_(0, session_->segments().slots(0), session_->segments().counters(0), kShape.depth),
+        ring_(0, session_->segments().slots(0), session_->segments().counters(0),
+              session_->segments().results(0), kShape.depth),
         transport_(fabric_, 0, session_->shape(), 1, Limits{}, count_) {
     SessionBlob own{rank, 2, 1, 1, session_->extents(), {}};
     own.proxies.push_back({transport_.address(),

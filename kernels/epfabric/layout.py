@@ -21,6 +21,7 @@ SLOT_BYTES = 16
 RING_COUNTERS_BYTES = 128
 MASK_BYTES = MAX_WORLD // 8
 WORD_BYTES = 8
+ATOMIC_RESULT_BYTES = 16  # old value, then ticket + 1
 
 POD_MAGIC = int.from_bytes(b"EPFCPOD1", "little")
 AGENT_MAGIC = int.from_bytes(b"EPFCGNT1", "little")
@@ -65,7 +66,7 @@ def layout_of(rings: int, depth: int, signals: int, world: int) -> Layout:
     counters = HEADER_BYTES
     mask = counters + rings * RING_COUNTERS_BYTES
     results = _round_up(mask + MASK_BYTES, HEADER_BYTES)
-    signal_words = _round_up(results + rings * depth * WORD_BYTES, HEADER_BYTES)
+    signal_words = _round_up(results + rings * depth * ATOMIC_RESULT_BYTES, HEADER_BYTES)
     end = signal_words + world * rings * signals * WORD_BYTES
     return Layout(
         slots=slots,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from epfabric import command
 from epfabric.errors import CommandRefused
 from epfabric.failure import Failure, wait_until
-from epfabric.limits import OFFSET_UNIT
+from epfabric.limits import ATOMIC_WORD, OFFSET_UNIT
 
 if TYPE_CHECKING:
     from epfabric_host import _producer
@@ -85,6 +85,57 @@ class Ring:
         if status:
             ticket = self._when_room(lambda ns: native.signal(dst_rank, index, advance, ns))
         return ticket
+
+    def atomic_add(self, dst_rank: int, offset: int, value: int) -> int:
+        """Adds value, modulo 2^64, to the word at this byte offset of dst_rank; the ticket.
+
+        The word is 8 bytes at a multiple of 8 in dst_rank's regions, changed only by atomics. Each
+        takes effect once, after this ring's earlier writes to that rank are visible there. It is
+        completed(ticket) when result(ticket) has what the word held before. value: -2^63 to 2^64-1.
+        """
+        word, operand = _word(offset), _operand("value", value)
+        native = self._native
+        try:
+            status, ticket = native.atomic_add(dst_rank, word, operand, _FIRST_TRY_NS)
+        except (TypeError, ValueError):
+            command.pack_atomic(command.Op.ADD, dst_rank, word, operand)  # names the field
+            raise
+        if status:
+            ticket = self._when_room(lambda ns: native.atomic_add(dst_rank, word, operand, ns))
+        return ticket
+
+    def atomic_cas(self, dst_rank: int, offset: int, expected: int, value: int) -> int:
+        """Stores value in the word, as atomic_add() names it, if it holds expected; the ticket.
+
+        result(ticket) equals expected where it was stored. Takes two tickets; this is the first.
+        """
+        word = _word(offset)
+        operands = _operand("expected", expected), _operand("value", value)
+        native = self._native
+        try:
+            status, ticket = native.atomic_cas(dst_rank, word, *operands, _FIRST_TRY_NS)
+        except (TypeError, ValueError):
+            command.pack_atomic(command.Op.CAS, dst_rank, word, operands[0])  # names the field
+            raise
+        if status:
+            ticket = self._when_room(lambda ns: native.atomic_cas(dst_rank, word, *operands, ns))
+        return ticket
+
+    def result(self, ticket: int, timeout_s: float | None = None) -> int | None:
+        """Waits for an atomic; what its word held before it, 0 to 2^64-1.
+
+        None where it had no effect, its destination being masked (or refused, where that was raised
+        already). Raises as wait() does, and ValueError where as many later commands as the ring is
+        deep were pushed: its place may hold the result of another one.
+        """
+        self.wait(ticket, timeout_s, f"the result of ticket {ticket} of ring {self.index}")
+        old = self._native.result(ticket)
+        if old is None and self.next_ticket - ticket > self._native.depth:
+            raise ValueError(
+                f"the result of ticket {ticket} may be gone: read it before "
+                f"{self._native.depth} more commands are pushed to ring {self.index}"
+            )
+        return old
 
     def drain(self) -> int:
         """Pushes a DRAIN: completed once all earlier writes are readable at their targets."""
@@ -168,6 +219,19 @@ class Ring:
 
     def _room(self) -> str:
         return f"room in ring {self.index} (its proxy takes no commands)"
+
+
+def _word(offset: int) -> int:
+    if offset % ATOMIC_WORD or offset < 0:
+        raise ValueError(f"offset {offset} is no multiple of {ATOMIC_WORD} bytes from 0 on")
+    return offset // ATOMIC_WORD
+
+
+def _operand(name: str, value: int) -> int:
+    """As 64 bits, negative ones in two's complement."""
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"{name} is {value}; an atomic holds -2^63 to 2^64-1")
+    return value & ((1 << 64) - 1)
 
 
 def _name_misfit(

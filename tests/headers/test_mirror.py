@@ -74,7 +74,7 @@ def test_nothing_of_a_layout_overlaps(dice: random.Random) -> None:
             (0, 256),
             (at.counters, rings * 128),
             (at.mask, 512),
-            (at.results, rings * depth * 8),
+            (at.results, rings * depth * 16),
             (at.signals, world * rings * signals * 8),
             (at.agent_bytes, 0),
         ]

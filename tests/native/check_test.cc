@@ -19,9 +19,10 @@ struct Checked {
   Command command;
 };
 
-Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view) {
+Checked check(const Slot& slot, uint64_t ticket, uint32_t ring, const SessionView& view,
+              const Slot& second = {}) {
   Checked out{};
-  out.refusal = check(slot, ticket, ring, view, out.command);
+  out.refusal = check(slot, second, ticket, ring, view, out.command);
   return out;
 }
 
@@ -125,11 +126,56 @@ TEST_CASE("ops that do not exist, are not offered, or stand on the wrong ring") 
   CHECK(check(raw(Op::kInvalid), 0, 0, world.view).refusal == Refusal::kBadOp);
   CHECK(check(raw(Op::kWrite, uint64_t{1} << field::kFlag), 0, 0, world.view).refusal ==
         Refusal::kReservedFlag);
-  CHECK(check(raw(Op::kAdd), 0, 0, world.view).refusal == Refusal::kUnsupported);
-  CHECK(check(raw(Op::kCas), 0, 0, world.view).refusal == Refusal::kUnsupported);
+  CHECK(check(raw(Op::kCas), 0, 0, world.view).refusal == Refusal::kHalfCas);
   CHECK(check(raw(Op::kCasSwap), 0, 0, world.view).refusal == Refusal::kHalfCas);
   CHECK(check(pack_barrier(), 0, 0, world.view).refusal == Refusal::kNone);
   CHECK(check(pack_barrier(), 0, 1, world.view).refusal == Refusal::kUnsupported);
+}
+
+TEST_CASE("an atomic's word lies in a region whole, and its operand keeps all 64 bits") {
+  const World world;
+  Slot slot{}, swap{};
+  const auto add = [&](uint32_t rank, uint64_t word) {
+    REQUIRE(pack_atomic(Op::kAdd, rank, word, ~uint64_t{0}, slot));
+    return check(slot, 0, 0, world.view).refusal;
+  };
+  CHECK(add(1, 0) == Refusal::kNone);
+  CHECK(add(1, 4096 / 8 - 1) == Refusal::kNone);
+  CHECK(add(1, 4096 / 8) == Refusal::kDestinationOutOfRegion);
+  CHECK(add(1, 65536 / 8 - 1) == Refusal::kDestinationOutOfRegion);
+  CHECK(add(1, (65536 + 8192) / 8 - 1) == Refusal::kNone);
+  CHECK(add(1, (65536 + 8192) / 8) == Refusal::kDestinationOutOfRegion);
+  CHECK(add(1, field::kLow33) == Refusal::kDestinationOutOfRegion);
+  CHECK(add(2, 0) == Refusal::kDestinationOutOfRegion);
+  CHECK(add(3, 0) == Refusal::kRankOutOfGroup);
+  REQUIRE(pack_atomic(Op::kCas, 1, 8192, uint64_t{1} << 63 | 5, slot));
+  REQUIRE(pack_atomic(Op::kCasSwap, 0, 0, ~uint64_t{0} - 1, swap));
+  const Checked good = check(slot, 0, 0, world.view, swap);
+  CHECK(good.refusal == Refusal::kNone);
+  CHECK(good.command.op == Op::kCas);
+  CHECK(good.command.destination_region == 1);
+  CHECK(good.command.atomic.word == 8192);
+  CHECK(good.command.atomic.operand == (uint64_t{1} << 63 | 5));
+  CHECK(good.command.atomic.swap == ~uint64_t{0} - 1);
+}
+
+TEST_CASE("both slots of a CAS are checked for what they do not use") {
+  const World world;
+  Slot slot{}, swap{};
+  REQUIRE(pack_atomic(Op::kCas, 1, 0, 1, slot));
+  REQUIRE(pack_atomic(Op::kCasSwap, 0, 0, 2, swap));
+  for (unsigned bit = 0; bit < field::kOp; ++bit) {
+    Refusal of_swap = Refusal::kUnusedField;
+    if (bit == field::kOperandTop) of_swap = Refusal::kNone;
+    if (bit == field::kFlag) of_swap = Refusal::kReservedFlag;
+    CHECK(check(slot, 0, 0, world.view, {swap.lo | uint64_t{1} << bit, swap.hi}).refusal ==
+          of_swap);
+    if (bit > field::kOperandTop && bit < field::kRank) {
+      const Slot other{slot.lo | uint64_t{1} << bit, slot.hi};
+      CHECK(check(other, 0, 0, world.view, swap).refusal == Refusal::kUnusedField);
+    }
+  }
+  CHECK(check(slot, 0, 0, world.view, slot).refusal == Refusal::kHalfCas);
 }
 
 TEST_CASE("a drain names tickets up to its own, also where the low 32 bits wrap") {

@@ -1,7 +1,8 @@
 """Slots of a hostile pod, and what an agent must make of each: the model that tests compare with.
 
-A stream is half uniformly random and half valid WRITEs with one field redrawn, every second time
-within its legal range. BARRIERs are redrawn: they are a case of their own.
+A stream is uniformly random, valid WRITEs with one field redrawn, every second time within its
+legal range, and atomics on the first words of the regions, of which every fourth has a bit flipped.
+BARRIERs are redrawn: they are a case of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from epfabric import command
 from epfabric.command import Op, Refusal
-from epfabric.limits import MAX_ADVANCE, MAX_SIGNALS, MAX_WORLD, OFFSET_UNIT
+from epfabric.limits import ATOMIC_WORD, MAX_ADVANCE, MAX_SIGNALS, MAX_WORLD, OFFSET_UNIT
 from numpy.typing import NDArray
 
 Array = NDArray[np.int64]
@@ -37,13 +38,35 @@ class Target:
 
 def stream(rng: np.random.Generator, count: int, target: Target) -> Slots:
     """`count` slots (even), without lap bits; the last one waits for no other."""
-    random = rng.integers(0, 1 << 63, (count // 2, 2), dtype=np.uint64)
-    slots = np.concatenate([random, redrawn(rng, count - count // 2, target)])
+    random = rng.integers(0, 1 << 63, (count // 8 * 3, 2), dtype=np.uint64)
+    pairs = atomics(rng, count // 16, target)
+    slots = np.concatenate([random, redrawn(rng, count - len(random) - len(pairs), target)])
     rng.shuffle(slots)
+    # Slots two by two keep a CAS whole.
+    slots = rng.permutation(np.concatenate([slots, pairs]).reshape(-1, 2, 2)).reshape(-1, 2)
     while (barriers := ops(slots) == Op.BARRIER).any():
         slots[barriers, 0] = rng.integers(0, 1 << 63, barriers.sum(), dtype=np.uint64)
     if ops(slots)[-1] == Op.CAS:
         slots[-1] = 0
+    return slots
+
+
+def atomics(rng: np.random.Generator, pairs: int, target: Target) -> Slots:
+    """Pairs of slots: two ADDs or a CAS, whose words others hit too."""
+    u = np.uint64
+    begins, ends = np.array(target.regions, np.uint64).T // u(ATOMIC_WORD)
+    region = rng.integers(0, len(begins), (pairs, 2))
+    word = begins[region] + rng.integers(0, 64, (pairs, 2), dtype=u)
+    word = np.where(rng.random((pairs, 2)) < 1 / 16, ends[region], word)
+    rank = rng.integers(0, target.world, (pairs, 2), dtype=u)
+    operand = rng.integers(0, 1 << 64, (pairs, 2), dtype=u)
+    cas = rng.random(pairs) < 0.5
+    op = np.where(cas[:, None], [[Op.CAS, Op.CAS_SWAP]], [[Op.ADD, Op.ADD]]).astype(u)
+    swap = op == Op.CAS_SWAP
+    lo = op << u(60) | np.where(swap, u(0), rank << u(47) | word) | (operand >> u(63)) << u(33)
+    slots = np.stack([lo, operand & u((1 << 63) - 1)], axis=2).reshape(-1, 2)
+    flipped = rng.random(len(slots)) < 1 / 4
+    slots[flipped, 0] ^= u(1) << rng.integers(0, 60, flipped.sum(), dtype=u)
     return slots
 
 
@@ -139,6 +162,7 @@ def unpack(slots: Slots) -> dict[str, Array]:
         "op": bits(lo, 60, 63), "flag": bits(lo, 59, 60), "rank": bits(lo, 47, 59),
         "advance": bits(lo, 32, 47), "source": bits(lo, 0, 32), "signal": bits(hi, 52, 63),
         "units": bits(hi, 32, 52) + 1, "destination": bits(hi, 0, 32),
+        "word": bits(lo, 0, 33), "no_atomic": bits(lo, 34, 47),
     }  # fmt: skip
 
 
@@ -154,25 +178,30 @@ def verdicts(slots: Slots, target: Target) -> Array:
     pair[:-1] = (op[:-1] == Op.CAS) & (op[1:] == Op.CAS_SWAP)
     swap = np.roll(pair, 1)
     write, signal, drain = op == Op.WRITE, op == Op.SIGNAL, op == Op.DRAIN
-    to_rank = write | signal
+    atomic = (op == Op.ADD) | pair
+    to_rank = write | signal | atomic
+    flag = (f["flag"] == 1) | pair & (np.roll(f["flag"], -1) == 1)
+    of_swap = f["rank"] | f["word"] | f["no_atomic"]
     unused = write & (f["advance"] == 0) & (f["signal"] != 0)
     unused |= signal & ((f["source"] != 0) | (f["destination"] != 0) | (f["units"] != 1))
     unused |= drain & ((f["rank"] != 0) | (f["advance"] != 0) | (slots[:, 1] != 0))
+    unused |= atomic & (f["no_atomic"] != 0) | pair & (np.roll(of_swap, -1) != 0)
+    word_begin = f["word"] * ATOMIC_WORD // OFFSET_UNIT
     ticket = np.arange(len(slots))
     # In the order in which the agent looks; the first that applies stands.
     rules = (
         ((op == Op.CAS) & ~pair, Refusal.HALF_CAS),
         (op == Op.INVALID, Refusal.BAD_OP),
-        (f["flag"] == 1, Refusal.RESERVED_FLAG),
+        (flag, Refusal.RESERVED_FLAG),
         (to_rank & (f["rank"] >= target.world), Refusal.RANK_OUT_OF_GROUP),
         (unused, Refusal.UNUSED_FIELD),
         (signal & (f["advance"] == 0), Refusal.NO_ADVANCE),
-        (to_rank & (f["signal"] >= target.signals), Refusal.SIGNAL_OUT_OF_RANGE),
+        ((write | signal) & (f["signal"] >= target.signals), Refusal.SIGNAL_OUT_OF_RANGE),
         (write & ~inside(f["source"], f["units"], target), Refusal.SOURCE_OUT_OF_REGION),
         (write & ~inside(f["destination"], f["units"], target), Refusal.DESTINATION_OUT_OF_REGION),
+        (atomic & ~inside(word_begin, none + 1, target), Refusal.DESTINATION_OUT_OF_REGION),
         (drain & (f["source"] > ticket), Refusal.BAD_DRAIN),
         (op == Op.CAS_SWAP, Refusal.HALF_CAS),
-        ((op == Op.ADD) | pair, Refusal.UNSUPPORTED),
     )
     found = np.select([where for where, _ in rules], [int(reason) for _, reason in rules], 0)
     found[swap] = found[pair]
@@ -195,11 +224,21 @@ def reasons_of(found: Array) -> dict[str, int]:
 def touched(slots: Slots, accepted: Flags, rank: int, size: int) -> Flags:
     """Which of `size` bytes of a rank's offset space these commands may write."""
     f = unpack(slots)
-    rows = accepted & (f["op"] == Op.WRITE) & (f["rank"] == rank)
+    to = accepted & (f["rank"] == rank)
+    rows = to & (f["op"] == Op.WRITE)
     edges = np.zeros(size // OFFSET_UNIT + 1, np.int64)
     np.add.at(edges, f["destination"][rows], 1)
     np.add.at(edges, f["destination"][rows] + f["units"][rows], -1)
-    return np.repeat(np.cumsum(edges)[:-1] > 0, OFFSET_UNIT)
+    out = np.repeat(np.cumsum(edges)[:-1] > 0, OFFSET_UNIT)
+    words = f["word"][to & np.isin(f["op"], (Op.ADD, Op.CAS))]
+    out.reshape(-1, ATOMIC_WORD)[words] = True
+    return out
+
+
+def answered(slots: Slots, accepted: Flags) -> NDArray[np.uint64]:
+    """Tickets of the atomics that ran."""
+    f = unpack(slots)
+    return np.flatnonzero(accepted & np.isin(f["op"], (Op.ADD, Op.CAS))).astype(np.uint64)
 
 
 def signal_words(slots: Slots, accepted: Flags, rank: int, signals: int) -> Array:

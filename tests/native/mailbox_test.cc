@@ -29,7 +29,7 @@ struct Pair {
   }
 };
 
-constexpr RecordView kView{7, 2, 5, 8, 16, 4, 1};
+constexpr RecordView kView{7, 2, 5, 8, 16, 4, 1, 2, 1};
 
 ControlRecord good() {
   ControlRecord record;
@@ -57,11 +57,11 @@ TEST_CASE("immediates keep type, domain and sequence apart at their limits") {
 TEST_CASE("a sender without credit stops, and urgent records still have room") {
   Pair pair;
   uint32_t sent = 0;
-  while (pair.outbox.room(false)) {
+  while (pair.outbox.room(RecordKind::kSignal)) {
     pair.send(++sent);
   }
-  CHECK(sent == kMailboxSlots - kMailboxReserve);
-  while (pair.outbox.room(true)) pair.send(++sent);
+  CHECK(sent == kMailboxOrders);
+  while (pair.outbox.room(RecordKind::kCredit)) pair.send(++sent);
   CHECK(sent == kMailboxSlots);
 }
 
@@ -73,7 +73,8 @@ TEST_CASE("sequences wrap at 16 bits without a lost or doubled record") {
   std::mt19937_64 random(seed);
   uint64_t sent = 0, received = 0;
   while (received < kRecords) {
-    for (uint64_t n = random() % 40; n > 0 && sent < kRecords && pair.outbox.room(false); --n) {
+    for (uint64_t n = random() % 40;
+         n > 0 && sent < kRecords && pair.outbox.room(RecordKind::kSignal); --n) {
       pair.send(++sent);
     }
     for (uint64_t n = random() % 40; n > 0 && received < sent; --n) {
@@ -114,6 +115,14 @@ TEST_CASE("every field of a record is checked") {
   CHECK(faulty([](ControlRecord& r) { r.ring = 4; }));  // of another proxy
   CHECK(faulty([](ControlRecord& r) { r.index = 16; }));
   CHECK(faulty([](ControlRecord& r) { r.value = 0; }));
+  for (const RecordKind kind : {RecordKind::kAdd, RecordKind::kExpect, RecordKind::kSwap}) {
+    CHECK_FALSE(faulty([kind](ControlRecord& r) { r.kind = kind, r.index = 65535, r.value = 0; }));
+    CHECK(faulty([kind](ControlRecord& r) { r.kind = kind, r.ring = 4; }));
+    CHECK(faulty([kind](ControlRecord& r) { r.kind = kind, r.ring = 9; }));
+  }
+  CHECK_FALSE(faulty([](ControlRecord& r) { r.kind = RecordKind::kOld, r.ring = 3; }));
+  CHECK(faulty([](ControlRecord& r) { r.kind = RecordKind::kOld, r.ring = 4; }));
+  CHECK(faulty([](ControlRecord& r) { r.kind = RecordKind::kOld, r.ring = 9; }));
   CHECK(faulty([](ControlRecord& r) { r.kind = RecordKind::kInvalid; }));
-  CHECK(faulty([](ControlRecord& r) { r.kind = static_cast<RecordKind>(6); }));
+  CHECK(faulty([](ControlRecord& r) { r.kind = static_cast<RecordKind>(12); }));
 }

@@ -57,6 +57,17 @@ def barrier() -> tuple[int, int]:
     return head(BARRIER), 0
 
 
+def add(rank: int, offset: int, value: int) -> tuple[int, int]:
+    """Offset in bytes, a multiple of 8; value below 2^64."""
+    return head(ADD, rank) | value >> 63 << 33 | offset // 8, value & ~LAP
+
+
+def cas(rank: int, offset: int, expected: int, value: int) -> list[tuple[int, int]]:
+    """Both slots."""
+    first = head(CAS, rank) | expected >> 63 << 33 | offset // 8, expected & ~LAP
+    return [first, (head(CAS_SWAP) | value >> 63 << 33, value & ~LAP)]
+
+
 def make_memfd(nbytes: int, fill: bool = True) -> int:
     fd = os.memfd_create("region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
@@ -145,6 +156,12 @@ class Pod:
     def signal_value(self, source: int, ring: int, index: int) -> int:
         word = (source * self.rings + ring) * self.signals + index
         return int(self.agent[self.at["signals"] // 8 + word])
+
+    def result(self, ring: int, ticket: int) -> int | None:
+        """What the word of a completed ATOMIC held before; None where it had no effect."""
+        at = self.at["results"] // 8 + (ring * self.depth + ticket % self.depth) * 2
+        old, done = (int(word) for word in self.agent[at : at + 2])
+        return old if done == ticket + 1 else None
 
     def masked(self) -> list[int]:
         words = self.agent[self.at["mask"] // 8 :][: (self.world + 63) // 64]

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 from epfabric_agent import _native
-from native.pod import Node, Pod, barrier, drain, until, write
+from native.pod import Node, Pod, add, barrier, cas, drain, until, write
 
 BLOCK = 7168
 NODES = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -52,6 +52,32 @@ def exchange(pods: list[Pod], rounds: int) -> None:
         meet(pods)
 
 
+def hammer(pods: list[Pod]) -> list[list[int]]:
+    """ADD and CAS of every rank on one word of rank 5: [old, new] of each that changed it."""
+    offset = 2 * WORLD * BLOCK
+    changes: list[list[int]] = []
+    for round_ in range(60):
+        asked: list[tuple[Pod, int, int | None, int]] = []
+        for pod in pods:
+            value = (pod.rank + 1) << 56 | round_ + 1
+            asked.append((pod, pod.push(2, add(5, offset, value)), None, value))
+            before = changes[-1][1] if changes else 0
+            first, second = cas(5, offset, before, value | 1 << 48)
+            ticket = pod.push(3, first)
+            pod.push(3, second)
+            asked.append((pod, ticket, before, value | 1 << 48))
+        for pod, ticket, expected, value in asked:
+            ring = 2 if expected is None else 3
+            pod.wait(ring, ticket)
+            old = pod.result(ring, ticket)
+            assert old is not None
+            if expected is None:
+                changes.append([old, (old + value) % (1 << 64)])
+            elif old == expected:
+                changes.append([old, value])
+    return changes
+
+
 def meet(pods: list[Pod]) -> None:
     for pod in pods:
         for ring in range(RINGS):
@@ -85,6 +111,7 @@ def main() -> None:
     core.start_epoch(1)
     if what == "exchange":
         exchange(node.pods, 5)
+        changes = hammer(node.pods)
         for _ in range(1000):
             tickets = [(pod, pod.push(0, barrier())) for pod in node.pods]
             for pod, ticket in tickets:
@@ -92,7 +119,9 @@ def main() -> None:
         # The last one's times are written once it has let go.
         until(lambda: core.barrier_stats(1)["phases"]["total"]["count"] >= 1005, "its times")
         stats = core.barrier_stats(1)["phases"]["total"]
-        say(done=True, barriers=stats["count"], events=[event.detail for event in core.events()])
+        held = [int(p.regions[0].view(np.uint64)[2 * WORLD * BLOCK // 8]) for p in node.pods]
+        events = [event.detail for event in core.events()]
+        say(barriers=stats["count"], events=events, changes=changes, held=held)
     else:
         exchange(node.pods, 1)
         say(done=True)

@@ -17,7 +17,8 @@ struct Fixture {
   static constexpr uint32_t kDepth = 16;
   std::vector<Slot> slots = std::vector<Slot>(kDepth);
   RingCounters shared{};
-  Ring ring{0, slots.data(), &shared, kDepth};
+  std::vector<AtomicResult> results = std::vector<AtomicResult>(kDepth);
+  Ring ring{0, slots.data(), &shared, results.data(), kDepth};
   std::array<Extent, 1> own{{{0, 65536}}};
   std::array<std::span<const Extent>, 1> regions{own};
   std::array<std::atomic<uint8_t>, 1> states{};
@@ -112,14 +113,70 @@ TEST_CASE("a CAS is taken when both its slots are visible, whichever came first"
   CHECK_FALSE(at.take());
   CHECK(at.ring.taken() == 0);
   at.slots[0] = {first.lo | kLapBit, first.hi | kLapBit};
+  REQUIRE(at.take());
+  CHECK(at.ring.held().command.atomic.operand == 2);
+  CHECK(at.ring.held().command.atomic.swap == 3);
+  at.ring.answer(77);
+  at.ring.finish();
+  at.ring.retire();
+  CHECK(at.shared.completed == 2);
+  CHECK(at.results[0].old == 77);
+  CHECK(at.results[0].done == 1);
+  CHECK(at.ring.count().swaps.get() == 1);
+}
+
+TEST_CASE("a refused CAS is one command of two slots") {
+  Fixture at;
+  Slot pair[2];
+  REQUIRE(pack_atomic(Op::kCas, 0, 65536 / 8, 2, pair[0]));
+  REQUIRE(pack_atomic(Op::kCasSwap, 0, 0, 3, pair[1]));
+  REQUIRE(at.producer.try_push(pair, 2));
   CHECK_FALSE(at.take());
   CHECK(at.ring.taken() == 2);
-  CHECK(at.ring.count().refused[static_cast<size_t>(Refusal::kUnsupported)].get() == 1);
-  CHECK(at.ring.count().refused_slots[static_cast<size_t>(Refusal::kUnsupported)].get() == 2);
+  const auto reason = static_cast<size_t>(Refusal::kDestinationOutOfRegion);
+  CHECK(at.ring.count().refused[reason].get() == 1);
+  CHECK(at.ring.count().refused_slots[reason].get() == 2);
   at.ring.retire();
   CHECK(at.shared.completed == 2);
   CHECK(at.shared.refused == 1);
   CHECK(at.shared.last_refused_ticket == 0);
+  CHECK(at.results[0].done == 0);
+}
+
+TEST_CASE("an atomic completes with its answer, and only the rank that was asked gives it") {
+  Fixture at;
+  Slot add{};
+  REQUIRE(pack_atomic(Op::kAdd, 0, 1, 2, add));
+  for (uint32_t i = 0; i < 2; ++i) {
+    REQUIRE(at.push(add));
+    REQUIRE(at.take());
+    at.ring.await_answer(3 + i);
+    at.ring.finish();
+  }
+  CHECK_FALSE(at.ring.take_answer(0, 4, 9));  // of ticket 1
+  CHECK_FALSE(at.ring.take_answer(2, 3, 9));  // not taken yet
+  CHECK(at.ring.take_answer(1, 4, 9));
+  CHECK_FALSE(at.ring.take_answer(1, 4, 9));
+  at.ring.retire();
+  CHECK(at.shared.completed == 0);
+  at.ring.abandon_answers(Refusal::kNone, [](uint32_t rank) { return rank == 3; });
+  at.ring.retire();
+  CHECK(at.shared.completed == 2);
+  CHECK(at.shared.masked == 1);
+  CHECK_FALSE(at.ring.take_answer(0, 3, 9));  // too late
+  REQUIRE(at.push(add));
+  REQUIRE(at.take());
+  at.ring.await_answer(3);
+  at.ring.finish();
+  at.ring.abandon_answers(Refusal::kRankLeft, [](uint32_t rank) { return rank == 3; });
+  at.ring.retire();
+  CHECK(at.shared.completed == 3);
+  CHECK(at.shared.masked == 1);
+  CHECK(at.shared.last_refused_ticket == 2);
+  CHECK(at.results[0].done == 0);
+  CHECK(at.results[1].old == 9);
+  CHECK(at.ring.count().adds.get() == 1);
+  CHECK(at.ring.idle());
 }
 
 TEST_CASE("half a CAS is refused alone and what follows runs") {

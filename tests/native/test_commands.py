@@ -32,6 +32,7 @@ def bad_commands(pod: Pod) -> dict[str, list[tuple[int, int]]]:
         "bad-op": [(0, 0), (0, 1)],
         "reserved-flag": [(head(WRITE) | 1 << 59, 0)],
         "unused-field": [
+            (head(ADD, 1) | 1 << 34, 5),
             (head(WRITE), 1 << 52),
             (signal(1, 0, 1)[0] | 1, 0),
             (barrier()[0], 1),
@@ -39,11 +40,14 @@ def bad_commands(pod: Pod) -> dict[str, list[tuple[int, int]]]:
         ],
         "rank-out-of-group": [write(2, 0, 0, 16), signal(4095, 0, 1)],
         "source-out-of-region": [write(1, SIZE, 0, 16), write(1, SIZE - 16, 0, 32)],
-        "destination-out-of-region": [write(1, 0, SIZE, 16), (head(WRITE, 1), far)],
+        "destination-out-of-region": [
+            write(1, 0, SIZE, 16),
+            (head(WRITE, 1), far),
+            (head(ADD, 1) | SIZE // 8, 5),
+        ],
         "signal-out-of-range": [write(1, 0, 0, 16, signal=4, advance=1), signal(1, 2047, 1)],
         "no-advance": [signal(1, 0, 0)],
         "half-cas": [(head(CAS_SWAP), 0)],
-        "unsupported": [(head(ADD, 1), 5)],
     }
 
 
@@ -62,14 +66,15 @@ def test_every_refusal_is_counted_by_reason_and_told(nodes: list[list[int]]) -> 
         pod.run(1, drain(pod.head[1] + 1))
         expected["bad-drain"] = 1
         pod.run(1, barrier())  # not on ring 0
-        expected["unsupported"] += 1
-        pod.push(1, (head(CAS, 1), 7))
+        expected["unsupported"] = 1
+        pod.push(1, (head(CAS, 1) | SIZE // 8, 7))
         pod.run(1, (head(CAS_SWAP), 8))
-        expected["unsupported"] += 1  # one command in two slots
+        expected["destination-out-of-region"] += 1  # one command in two slots
         assert pod.counter(1, "last_refused_ticket") == pod.head[1] - 2
         counted = pod.session.counters()["rings"][1]
         assert counted["refused"] == expected
-        expected_slots = expected | {"unsupported": expected["unsupported"] + 1}
+        twice = "destination-out-of-region"
+        expected_slots = expected | {twice: expected[twice] + 1}
         assert counted["refused_slots"] == expected_slots
         assert counted["completed"] == sum(expected_slots.values())
         assert pod.counter(1, "refused") == sum(expected.values())

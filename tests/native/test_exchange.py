@@ -201,8 +201,8 @@ def test_bytes_and_commands_are_counted_exactly_by_destination() -> None:
             "signals": 50,
         }
         ops = [ring["ops"] for ring in counters["rings"]]
-        assert ops[0] == {"write": 50, "signal": 0, "drain": 1, "barrier": 0}
-        assert ops[1] == {"write": 50, "signal": 1, "drain": 1, "barrier": 0}
+        assert ops[0] == {"write": 50, "signal": 0, "drain": 1, "barrier": 0, "add": 0, "cas": 0}
+        assert ops[1] == {"write": 50, "signal": 1, "drain": 1, "barrier": 0, "add": 0, "cas": 0}
 
 
 def test_more_in_flight_than_the_cap_and_more_records_than_credits() -> None:

@@ -22,6 +22,7 @@ from harness.otlp_receiver import Receiver, receiving
 from native.hostile_slots import (
     Slots,
     Target,
+    answered,
     reasons_of,
     signal_words,
     stream,
@@ -202,8 +203,15 @@ def check_signals(pod: Pod, streams: list[Slots], found: list[np.ndarray]) -> No
     for ring, slots in enumerate(streams):
         expected[0, ring] = signal_words(slots, found[ring] == 0, pod.rank, SIGNALS)
     until(lambda: (words == expected.ravel()).all(), f"the signal words of rank {pod.rank}", 10)
-    results = pod.agent[pod.at["mask"] // 8 : pod.at["signals"] // 8]
-    assert not results.any()
+    mask = pod.agent[pod.at["mask"] // 8 : pod.at["results"] // 8]
+    assert not mask.any()
+    results = pod.agent[pod.at["results"] // 8 :][: RINGS * DEPTH * 2].reshape(RINGS, DEPTH, 2)
+    for ring, slots in enumerate(streams):
+        done = np.zeros(DEPTH, np.uint64)
+        if pod.rank == 0:  # the last atomic of each place
+            tickets = answered(slots, found[ring] == 0)
+            np.maximum.at(done, tickets % np.uint64(DEPTH), tickets + np.uint64(1))
+        assert (results[ring, :, 1] == done).all()
 
 
 def check_counts(pod: Pod, found: list[np.ndarray], metrics: dict[tuple[str, str], int]) -> None:
@@ -213,7 +221,8 @@ def check_counts(pod: Pod, found: list[np.ndarray], metrics: dict[tuple[str, str
         assert ring["refused_slots"] == reasons_of(verdict)
         refused.update(ring["refused_slots"])
         assert ring["taken"] == ring["completed"] == len(verdict)
-        assert sum(ring["ops"].values()) == (verdict == 0).sum()
+        assert sum(ring["ops"].values()) + ring["ops"]["cas"] == (verdict == 0).sum()
+        assert min(ring["ops"]["add"], ring["ops"]["cas"]) > 0
     assert accepted + sum(refused.values()) == SLOTS
     assert min(accepted, sum(refused.values())) >= SLOTS // 10
     assert metrics == {("completed", ""): accepted} | {

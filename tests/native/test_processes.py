@@ -79,10 +79,18 @@ def agents(request: pytest.FixtureRequest) -> Iterator[Agents]:
 
 
 @pytest.mark.parametrize("agents", ["exchange", "exchange-gated"], indirect=True)
-def test_eight_ranks_on_four_agents_exchange_and_meet(agents: Agents) -> None:
+def test_eight_ranks_on_four_agents_exchange_add_swap_and_meet(agents: Agents) -> None:
     agents.start()
-    for i in range(4):
-        assert agents.hear(i) == {"done": True, "barriers": 1005, "events": []}
+    told = [agents.hear(i) for i in range(4)]
+    for one in told:
+        assert (one["barriers"], one["events"]) == (1005, [])
+    # Every change of the word begins where another one ended: none is lost, none happened twice.
+    changes = dict(change for one in told for change in one["changes"])
+    assert len(changes) == sum(len(one["changes"]) for one in told) >= 8 * 60
+    value = 0
+    for _ in range(len(changes)):
+        value = changes[value]
+    assert value == told[2]["held"][1], "rank 5"
     for i in range(4):
         agents.say(i, end=True)
         assert agents.processes[i].wait(30) == 0

@@ -29,7 +29,8 @@ struct End {
 
   End(uint32_t rank, uint32_t world)
       : pod(make_pod(core, shape, world, rank, 1)),
-        ring(0, pod.session->segments().slots(0), pod.session->segments().counters(0), 16),
+        ring(0, pod.session->segments().slots(0), pod.session->segments().counters(0),
+             pod.session->segments().results(0), 16),
         transport(fabric, 0, pod.session->shape(), 1, limits, count) {
     keys.push_back(transport.add_region(pod.session->regions()[0]));
     transport.begin_turn(kStartNs);
@@ -76,7 +77,7 @@ struct End {
     return false;
   }
   void fill_mailbox(uint32_t rank) {
-    for (uint64_t sent = 0; sent < kMailboxSlots - kMailboxReserve;) {
+    for (uint64_t sent = 0; sent < kMailboxOrders;) {
       if (!transport.signal({&ring, rank, 0, sent + 1}).pending) continue;
       ring.add_part();
       sent += 1;
@@ -124,7 +125,7 @@ TEST_CASE("a full mailbox makes its peer lost, but not once it gave credit or no
     peer.open(end);
     end.fill_mailbox(1);
     if (credit) {
-      peer.poll_until([&peer] { return peer.count.records_received.get() == 56; });
+      peer.poll_until([&peer] { return peer.count.records_received.get() == kMailboxOrders; });
       for (int i = 0; i < 100; ++i) peer.transport.send_credits();
       end.poll_until([&end] { return end.count.records_received.get() > 0; });
       CHECK(end.lost_later() == 0);

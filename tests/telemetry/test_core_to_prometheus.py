@@ -173,7 +173,7 @@ def test_what_the_core_counted_is_what_prometheus_answers(
         }
         commands = by(backend, expression("commands", "ns", "g"), "epfabric_op")
         assert commands == {(op,): WORLD * BARRIERS for op in ("write", "drain", "barrier")} | {
-            ("signal",): 0
+            (op,): 0 for op in ("signal", "add", "cas")
         }
         sent = by(
             backend,

@@ -36,6 +36,7 @@ def session_sample(
         refused=refused,
         refused_slots=refused_slots,
         masked=sum(ring["masked"] for ring in counts["rings"]),
+        masked_slots=sum(ring["masked_slots"] for ring in counts["rings"]),
         fifo_depth=sum(ring["depth"] for ring in counts["rings"]),
         inflight=sum(proxy["inflight"] for proxy in counts["proxies"]),
         peers=_peers(counts, nodes),

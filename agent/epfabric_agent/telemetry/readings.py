@@ -113,13 +113,14 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
         yield read(COMMANDS, count, (RESULT, "completed"), (OP, op))
     for reason, count in session.refused.items():
         yield read(COMMANDS, count, (RESULT, "refused"), (REASON, reason))
-    # Every op that runs takes one slot.
-    yield read(SLOTS, sum(session.completed.values()), (RESULT, "completed"))
+    # Every op that runs takes one slot, but for a CAS.
+    slots = sum(session.completed.values()) + session.completed.get("cas", 0)
+    yield read(SLOTS, slots, (RESULT, "completed"))
     for reason, count in session.refused_slots.items():
         yield read(SLOTS, count, (RESULT, "refused"), (REASON, reason))
     if session.masked:
         yield read(COMMANDS, session.masked, (RESULT, "masked"))
-        yield read(SLOTS, session.masked, (RESULT, "masked"))
+        yield read(SLOTS, session.masked_slots, (RESULT, "masked"))
     for peer in session.peers:
         route = ((PEER, peer.node), (TRANSPORT, peer.transport))
         yield read(WRITES, peer.writes, *route)

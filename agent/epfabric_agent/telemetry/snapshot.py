@@ -45,6 +45,8 @@ class SessionSample:
     """The same in slots."""
     masked: int = 0
     """Commands without effect, since their destination is masked."""
+    masked_slots: int = 0
+    """The same in slots."""
     fifo_depth: int = 0
     """Slots taken from the rings and not yet retired."""
     inflight: int = 0

@@ -1,6 +1,7 @@
 // Python face of the native producer: the only file here that knows Python; used by epfabric.ring.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -92,6 +93,28 @@ std::tuple<Status, uint64_t> push_signal(Ring& ring, uint32_t rank, uint32_t sig
   return add(ring, command, timeout_ns);
 }
 
+std::tuple<Status, uint64_t> push_add(Ring& ring, uint32_t rank, uint64_t word, uint64_t operand,
+                                      uint64_t timeout_ns) {
+  Slot command{};
+  if (!pack_atomic(Op::kAdd, rank, word, operand, command)) {
+    throw std::invalid_argument("a field of ATOMIC ADD does not fit");
+  }
+  return add(ring, command, timeout_ns);
+}
+
+std::tuple<Status, uint64_t> push_cas(Ring& ring, uint32_t rank, uint64_t word, uint64_t expected,
+                                      uint64_t value, uint64_t timeout_ns) {
+  Slot pair[2]{};
+  if (!pack_atomic(Op::kCas, rank, word, expected, pair[0]) ||
+      !pack_atomic(Op::kCasSwap, 0, 0, value, pair[1])) {
+    throw std::invalid_argument("a field of ATOMIC CAS does not fit");
+  }
+  need_attached(ring.segments());
+  uint64_t ticket = 0;
+  const Waited waited = without_gil([&] { return ring.add_pair(pair, timeout_ns, ticket); });
+  return {status_of(waited), ticket};
+}
+
 std::tuple<Status, uint64_t> push_list(Ring& ring, const Commands& commands, uint64_t timeout_ns) {
   need_attached(ring.segments());
   const auto* first = reinterpret_cast<const Slot*>(commands.data());
@@ -135,6 +158,7 @@ nb::dict offsets_dict() {
   offsets["ring_masked"] = offsetof(RingCounters, masked);
   offsets["ring_counters_bytes"] = sizeof(RingCounters);
   offsets["slot_bytes"] = sizeof(Slot);
+  offsets["atomic_result_bytes"] = sizeof(AtomicResult);
   offsets["pod_magic"] = kPodMagic;
   offsets["agent_magic"] = kAgentMagic;
   return offsets;
@@ -237,6 +261,15 @@ void bind_ring(nb::module_& module) {
           },
           "rank"_a, "source"_a, "destination"_a, "units"_a, "signal"_a, "advance"_a, "timeout_ns"_a)
       .def("signal", &push_signal, "rank"_a, "signal"_a, "advance"_a, "timeout_ns"_a)
+      .def("atomic_add", &push_add, "rank"_a, "word"_a, "operand"_a, "timeout_ns"_a)
+      .def("atomic_cas", &push_cas, "rank"_a, "word"_a, "expected"_a, "value"_a, "timeout_ns"_a)
+      .def(
+          "result",
+          [](const Ring& self, uint64_t ticket) {
+            need_attached(self.segments());
+            return self.result(ticket);
+          },
+          "ticket"_a)
       .def(
           "drain",
           [](Ring& self, uint64_t timeout_ns) {
@@ -269,6 +302,7 @@ void bind_ring(nb::module_& module) {
           },
           "ticket"_a, "timeout_ns"_a)
       .def_prop_ro("next_ticket", &Ring::next_ticket)
+      .def_prop_ro("depth", [](const Ring& self) { return self.segments().geometry().depth; })
       .def("completed",
            [](const Ring& self) {
              need_attached(self.segments());

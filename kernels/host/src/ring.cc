@@ -18,18 +18,30 @@ Ring::Ring(std::shared_ptr<Segments> segments, uint32_t index, uint32_t batch)
     throw std::invalid_argument("a batch has 1 to " + std::to_string(kMaxBatch) + " commands");
   }
   counters_ = segments_->counters(index);
+  results_ = segments_->results(index);
   producer_ = Producer{segments_->slots(index), &counters_->tail, 0, 0, depth};
 }
 
 Waited Ring::add(const Slot& command, uint64_t timeout_ns, uint64_t& ticket) {
+  return collect(&command, 1, timeout_ns, ticket);
+}
+
+Waited Ring::add_pair(const Slot (&pair)[2], uint64_t timeout_ns, uint64_t& ticket) {
+  return collect(pair, 2, timeout_ns, ticket);
+}
+
+// Both slots of a pair or none, since the proxy takes nothing behind the first until the second is
+// there; a batch of one is exceeded for them.
+Waited Ring::collect(const Slot* commands, uint32_t count, uint64_t timeout_ns, uint64_t& ticket) {
   const Holder holder(held_);
-  if (pending_ == batch_) {
+  if (pending_ > 0 && pending_ + count > batch_) {
     const Waited waited = publish(open_, pending_, timeout_ns);
     if (waited != Waited::kDone) return waited;
     pending_ = 0;
   }
   ticket = producer_.head + pending_;
-  open_[pending_++] = command;
+  std::copy_n(commands, count, open_ + pending_);
+  pending_ += count;
   return Waited::kDone;
 }
 
@@ -73,6 +85,16 @@ Waited Ring::publish(const Slot* commands, uint32_t count, uint64_t timeout_ns) 
 }
 
 uint64_t Ring::completed() const { return platform::load_acquire(&counters_->completed); }
+
+std::optional<uint64_t> Ring::result(uint64_t ticket) const {
+  const AtomicResult& at = results_[ticket & (producer_.depth - 1)];
+  // Partner: the proxy, which stores 0, `old`, then `done`.
+  if (platform::load_acquire(&at.done) != ticket + 1) return std::nullopt;
+  const uint64_t old = platform::load_relaxed(&at.old);
+  platform::fence_acquire();
+  if (platform::load_relaxed(&at.done) != ticket + 1) return std::nullopt;
+  return old;
+}
 
 uint64_t Ring::tail() const { return platform::load_relaxed(&counters_->tail); }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "segments.h"
@@ -28,6 +29,9 @@ class Ring {
   // ticket comes back in `ticket`. Anything but kDone means that the command was not accepted.
   Waited add(const Slot& command, uint64_t timeout_ns, uint64_t& ticket);
 
+  // The same with a command of two slots, whose ticket is the first one's.
+  Waited add_pair(const Slot (&pair)[2], uint64_t timeout_ns, uint64_t& ticket);
+
   // Publishes the open batch.
   Waited flush(uint64_t timeout_ns);
 
@@ -41,9 +45,13 @@ class Ring {
   uint64_t completed() const;
   uint64_t tail() const;
   Refused refused() const;
+  // What the word of the ATOMIC held before it; nothing where it had no effect, is not complete, or
+  // its place was taken by a later one.
+  std::optional<uint64_t> result(uint64_t ticket) const;
   const Segments& segments() const { return *segments_; }
 
  private:
+  Waited collect(const Slot* commands, uint32_t count, uint64_t timeout_ns, uint64_t& ticket);
   Waited publish(const Slot* commands, uint32_t count, uint64_t timeout_ns);
 
   // One thread at a time, checked: the owner may be inside a wait without the interpreter's lock.
@@ -63,6 +71,7 @@ class Ring {
 
   std::shared_ptr<Segments> segments_;
   const RingCounters* counters_;
+  const AtomicResult* results_;
   Producer producer_;
   uint32_t batch_;
   uint32_t pending_ = 0;

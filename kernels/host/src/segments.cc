@@ -78,6 +78,11 @@ const RingCounters* Segments::counters(uint32_t ring) const {
   return reinterpret_cast<const RingCounters*>(agent_ + layout_.counters) + ring;
 }
 
+const AtomicResult* Segments::results(uint32_t ring) const {
+  return reinterpret_cast<const AtomicResult*>(agent_ + layout_.results) +
+         uint64_t{ring} * geometry_.depth;
+}
+
 const uint64_t* Segments::signal(uint32_t rank, uint32_t ring, uint32_t index) const {
   const uint64_t word = (uint64_t{rank} * geometry_.rings + ring) * geometry_.signals + index;
   return reinterpret_cast<const uint64_t*>(agent_ + layout_.signals) + word;

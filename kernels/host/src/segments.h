@@ -35,6 +35,7 @@ class Segments {
 
   Slot* slots(uint32_t ring) const;
   const RingCounters* counters(uint32_t ring) const;
+  const AtomicResult* results(uint32_t ring) const;
   const uint64_t* signal(uint32_t rank, uint32_t ring, uint32_t index) const;
   AbortWords aborts() const;
   uint64_t heartbeat() const;

@@ -25,6 +25,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "refused": {"unsupported": 1} if ring else {},
                 "refused_slots": {"unsupported": ring} if ring else {},
                 "masked": ring,
+                "masked_slots": 2 * ring,
             }
             for ring in range(3)
         ],
@@ -52,6 +53,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     assert got.refused == {"unsupported": 2}
     assert got.refused_slots == {"unsupported": 3}
     assert got.masked == 3
+    assert got.masked_slots == 6
     assert (got.fifo_depth, got.inflight) == (6, 6)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),

@@ -13,6 +13,7 @@ inline constexpr uint32_t kMaxRanks = 4096;  // 12 bits
 inline constexpr uint32_t kMaxAdvance = (1u << 15) - 1;
 inline constexpr uint32_t kMaxSignals = 1u << 11;  // per (writing rank, ring)
 inline constexpr uint32_t kUnitBytes = 16;
+inline constexpr uint32_t kWordBytes = 8;                     // what an ATOMIC changes
 inline constexpr uint32_t kMaxUnits = 1u << 20;               // 16 MiB
 inline constexpr uint64_t kMaxRankBytes = uint64_t{1} << 36;  // 64 GiB: 32 bits of units
 inline constexpr uint64_t kLapBit = uint64_t{1} << 63;
@@ -61,6 +62,14 @@ struct Write {
   uint32_t units;        // 1 … kMaxUnits
   uint32_t signal;       // word index, relative to the writing (rank, ring); 0 where advance is 0
   uint32_t advance;      // what the word grows by; 0 = no signal
+};
+
+// On the 8-byte word of `rank` at byte offset `word` * kWordBytes.
+struct Atomic {
+  uint32_t rank;
+  uint64_t word;
+  uint64_t operand;  // ADD: the addend, modulo 2^64; CAS: what is expected
+  uint64_t swap;     // CAS: the new value
 };
 
 namespace field {
@@ -136,6 +145,15 @@ EPF_HOST_DEVICE constexpr bool pack_atomic(Op op, uint32_t rank, uint64_t offset
   out.lo = head_of(op, rank) | ((operand >> 63) << field::kOperandTop) | offset;
   out.hi = operand & ~kLapBit;
   return true;
+}
+
+EPF_HOST_DEVICE constexpr uint64_t operand_of(const Slot& slot) {
+  return ((slot.lo >> field::kOperandTop) & 1) << 63 | slot.hi;
+}
+
+// Unpacks an ADD, or a CAS with its second slot.
+EPF_HOST_DEVICE constexpr Atomic unpack_atomic(const Slot& slot, const Slot& second) {
+  return Atomic{rank_of(slot.lo), slot.lo & field::kLow33, operand_of(slot), operand_of(second)};
 }
 
 }  // namespace epfabric

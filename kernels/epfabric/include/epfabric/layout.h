@@ -54,13 +54,21 @@ struct RingCounters {
 static_assert(sizeof(PodHeader) == 128 && sizeof(AgentHeader) == 256);
 static_assert(sizeof(RingCounters) == 128);
 
+// What became of an ATOMIC. The agent stores `old`, then `done`: whoever reads its ticket + 1
+// there, then `old`, then `done` once more unchanged, has the word's value before the operation.
+struct AtomicResult {
+  uint64_t old;
+  uint64_t done;  // ticket + 1 of the ATOMIC; another value: it had no effect, or is not complete
+};
+static_assert(sizeof(AtomicResult) == 16);
+
 struct Layout {
-  uint64_t slots;      // pod segment: ring r's slots begin at slots + r * depth * 16
-  uint64_t pod_bytes;  // size of the pod segment
-  uint64_t counters;   // agent segment: ring r's RingCounters at counters + r * 128
-  uint64_t mask;       // bit r of 4,096: rank r is masked
-  uint64_t results;  // old value of the ATOMIC with ticket t of ring r: (r * depth + t % depth) * 8
-  uint64_t signals;  // word i that (rank s, ring r) writes: ((s * rings + r) * words + i) * 8
+  uint64_t slots;        // pod segment: ring r's slots begin at slots + r * depth * 16
+  uint64_t pod_bytes;    // size of the pod segment
+  uint64_t counters;     // agent segment: ring r's RingCounters at counters + r * 128
+  uint64_t mask;         // bit r of 4,096: rank r is masked
+  uint64_t results;      // AtomicResult of ticket t of ring r: (r * depth + t % depth) * 16
+  uint64_t signals;      // word i that (rank s, ring r) writes: ((s * rings + r) * words + i) * 8
   uint64_t agent_bytes;  // size of the agent segment
 };
 
@@ -84,7 +92,7 @@ EPF_HOST_DEVICE constexpr Layout layout_of(uint32_t rings, uint32_t depth, uint3
   at.counters = kHeaderBytes;
   at.mask = at.counters + uint64_t{rings} * sizeof(RingCounters);
   at.results = round_up(at.mask + kMaskBytes, kHeaderBytes);
-  at.signals = round_up(at.results + uint64_t{rings} * depth * 8, kHeaderBytes);
+  at.signals = round_up(at.results + uint64_t{rings} * depth * sizeof(AtomicResult), kHeaderBytes);
   at.agent_bytes = round_up(at.signals + uint64_t{world} * rings * signals * 8, kSegmentAlign);
   return at;
 }
