@@ -110,7 +110,8 @@ class Pod {
 // In the agent's process: opens the sessions, tells main() of them, joins them, serves until told.
 [[noreturn]] inline void run_agent(const Wire& wire, uint32_t node,
                                    const std::vector<std::vector<uint32_t>>& nodes,
-                                   const std::vector<PodRegion>& regions, agent::Shape shape) {
+                                   const std::vector<PodRegion>& regions, agent::Shape shape,
+                                   bool dissemination) {
   agent::CoreSettings settings;
   settings.address = "127.0.4." + std::to_string(node + 1);
   settings.provider = nodes.size() > 1 ? "tcp;ofi_rxm" : "";
@@ -129,7 +130,9 @@ class Pod {
     if (other == node) continue;
     for (const uint32_t rank : nodes[other]) remote.push_back({rank, other, wire.receive()});
   }
-  core.open_epoch({1, 1, 0, kAgentLimitNs, nodes}, sessions, remote);
+  agent::EpochPlan plan{1, 1, 0, kAgentLimitNs, nodes};
+  plan.dissemination = dissemination;
+  core.open_epoch(plan, sessions, remote);
   wire.tell(1);
   wire.receive();
   core.start_epoch(1);
@@ -144,14 +147,16 @@ class Pod {
 // All agents, running; made by main() before it has threads.
 class Agents {
  public:
-  Agents(const std::vector<std::vector<uint32_t>>& nodes, uint32_t world) : regions_(world) {
+  Agents(const std::vector<std::vector<uint32_t>>& nodes, uint32_t world,
+         bool dissemination = false)
+      : regions_(world) {
     shape_.world = world;
     fds_.resize(world);
     std::vector<std::vector<std::byte>> blobs(world);
     for (uint32_t node = 0; node < nodes.size(); ++node) {
       int fd;
       children_.push_back(fork_with(fd, 240));
-      if (children_.back() == 0) run_agent(Wire(fd), node, nodes, regions_, shape_);
+      if (children_.back() == 0) run_agent(Wire(fd), node, nodes, regions_, shape_, dissemination);
       wires_.emplace_back(fd);
     }
     for (uint32_t node = 0; node < nodes.size(); ++node) {

@@ -70,8 +70,8 @@ struct Told {
 };
 
 void barriers(const std::vector<std::vector<uint32_t>>& nodes, uint32_t ranks, const Told& told,
-              const char* name, const char* metric, bool beside) {
-  Agents agents(nodes, ranks);
+              const char* name, const char* metric, bool beside, bool dissemination = false) {
+  Agents agents(nodes, ranks, dissemination);
   Board& board = *make_board(ranks);
   std::vector<Pod> pods;
   for (uint32_t rank = 0; rank < ranks; ++rank) pods.push_back(agents.pod(rank));
@@ -167,6 +167,8 @@ int run(int count, char** values) {
       return 0;
     case 1:
       barriers({{0}, {1}}, 2, told, "2 agents", "remote_barrier_seconds", false);
+      barriers({{0}, {1}}, 2, told, "2 agents, dissemination", "remote_barrier_seconds", false,
+               true);
       return 0;
     default:
       writes(told);
