@@ -64,6 +64,8 @@ class AnsweringEndpoint {
     return peers_.size() - 1;
   }
   void meet() {}
+  void attend() {}
+  const std::string& fault(agent::PeerIndex) const { return no_fault_; }
   bool met(agent::PeerIndex) const { return true; }
   uint64_t max_bytes() const { return 1u << 20; }
   bool gathers() const { return true; }
@@ -157,6 +159,7 @@ class AnsweringEndpoint {
   uint64_t first_ = 0, last_ = 0;
   uint64_t polled_ = 0, markers_ = 0;
   bool right_ = true;
+  const std::string no_fault_{};
 };
 static_assert(agent::Endpoint<AnsweringEndpoint>);
 
