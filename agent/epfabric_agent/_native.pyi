@@ -193,11 +193,13 @@ class Core:
         connect_timeout_ms: int = 10000,
         ports: Sequence[tuple[str, int, str]] = (),
         gated: bool = False,
+        adaptive: bool = False,
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
         an epoch fails when a peer acknowledges nothing for that long though it should. gated: the
         protocol for networks without order, whatever the provider keeps (the same at every agent
-        of a group)."""
+        of a group). adaptive: below the limits, caps follow the latency of completions, where the
+        peer's NIC makes them."""
     def open_session(
         self,
         *,

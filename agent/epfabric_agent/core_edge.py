@@ -32,6 +32,7 @@ class CoreSettings:
     drain_batch: int
     max_inflight: int
     max_inflight_bytes: int
+    adaptive: bool
     idle: str
     histogram_scale: int
 

@@ -359,6 +359,7 @@ def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
         drain_batch=min(proxies.drain_batch, 64),
         max_inflight=proxies.max_inflight,
         max_inflight_bytes=proxies.max_inflight_bytes,
+        adaptive=proxies.adaptive,
         idle=proxies.idle,
         histogram_scale=max(settings.telemetry.histogram_scale, 0),
     )

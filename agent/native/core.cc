@@ -66,6 +66,7 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   proxy_settings_.drain_batch = settings.drain_batch;
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
   proxy_settings_.limits = settings.limits;
+  proxy_settings_.limits.adaptive = settings.adaptive;
   proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
   proxy_settings_.ports = settings.ports;
   for (VerbsPort& port : proxy_settings_.ports) {

@@ -22,6 +22,7 @@ struct CoreSettings {
   int histogram_scale = 5;
   uint64_t connect_timeout_ns = 10'000'000'000;
   std::vector<VerbsPort> ports{};  // where verbs moves the data; `provider` is empty then
+  bool adaptive = false;           // caps below the limits follow the completions' latency
   bool gated = false;  // the protocol for networks without order, whatever the provider keeps
 };
 

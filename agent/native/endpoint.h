@@ -93,6 +93,14 @@ concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const P
   { T::text_of(int{}) } -> std::same_as<std::string>;
 };
 
+// A write completes when the peer's NIC has it, so that how long that takes speaks of the network:
+// pace.h goes by it. line_ns_per_kib(): what 1 KiB takes on the NIC's line; 0 = not known, then own
+// bytes in the way count as others' do.
+template <class T>
+concept Paced = Endpoint<T> && requires(const T endpoint) {
+  { endpoint.line_ns_per_kib() } -> std::same_as<uint64_t>;
+};
+
 // Of writes to one peer none is sure to be visible there before a later one, and immediates arrive
 // in any order: remote_gate.h gives a link its order back. write_through() isn't used then.
 template <class T>

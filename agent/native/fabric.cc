@@ -120,6 +120,9 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
     : fabric_(fabric.get()), order_(std::byte{fabric.ordered()}) {
   fi_info* info = const_cast<fi_info*>(&fabric.info());
   max_bytes_ = info->ep_attr->max_msg_size;
+  const fid_nic* nic = info->nic;
+  if (nic != nullptr && nic->link_attr != nullptr && nic->link_attr->speed != 0)
+    line_ns_per_kib_ = uint64_t{8192} * 1'000'000'000 / nic->link_attr->speed;
   gathers_ = info->tx_attr->iov_limit >= kMaxPieces && info->tx_attr->rma_iov_limit >= kMaxPieces;
   offset_addressing_ = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) == 0;
   own_keys_ = (info->domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;

@@ -92,6 +92,9 @@ class FabricEndpoint {
   static std::string text_of(int error) { return ::fi_strerror(error); }
   size_t poll(Completion* out, size_t capacity);
 
+ protected:
+  uint64_t line_ns_per_kib_ = 0;
+
  private:
   ssize_t post(PeerIndex peer, Pieces pieces, uint64_t imm, uint64_t flags, void* context);
 
@@ -119,6 +122,7 @@ class GatedFabricEndpoint : public FabricEndpoint {
  public:
   static constexpr bool kUnordered = true;
   using FabricEndpoint::FabricEndpoint;
+  uint64_t line_ns_per_kib() const { return line_ns_per_kib_; }
 };
 static_assert(Unordered<GatedFabricEndpoint>);
 

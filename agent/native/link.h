@@ -8,6 +8,7 @@
 
 #include "endpoint.h"
 #include "gate.h"
+#include "pace.h"
 
 namespace epfabric::agent {
 
@@ -18,6 +19,7 @@ struct Limits {
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
+  bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
   uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
 };
 
@@ -46,6 +48,8 @@ struct Link {
   std::array<ControlRecord, kMaxAtomics> answers;
   uint32_t unsent = 0;
   uint32_t inflight = 0;
+  uint32_t cap = 0;        // of it
+  uint64_t cap_bytes = 0;  // of the next
   uint64_t inflight_bytes = 0;
   uint64_t posted = 0;         // operations that rings wait for
   uint64_t marked = 0;         // of these, before the last marker
@@ -60,6 +64,7 @@ struct Link {
   bool probed = false;
   bool connected = false;
   bool broken = false;
+  Pace pace;
   std::unique_ptr<Gate> gate;  // unordered: `posted` and `delivered` are its sequences
 };
 
@@ -69,6 +74,8 @@ struct Operation {
   Ring* ring = nullptr;            // nullptr: nothing waits for it
   uint64_t ticket = 0;
   uint64_t bytes = 0;
+  uint64_t posted_ns = 0;     // these two for `pace`
+  uint64_t own_ns = 0;        // the line's time for what was before it in the NIC, and for itself
   uint64_t covers = 0;        // marker, wait: the link's operations before it
   Operation* next = nullptr;  // wait: the link's next one
   // kWait is none of the network's: it is done when credit covers it.

@@ -299,6 +299,7 @@ void bind_session(nb::module_& module) {
           Unlocked());
 }
 
+using Ports = std::vector<std::tuple<std::string, uint8_t, std::string>>;
 void bind_core(nb::module_& module) {
   nb::class_<Event>(module, "Event")
       .def_ro("kind", &Event::kind)
@@ -313,7 +314,7 @@ void bind_core(nb::module_& module) {
           [](Core* self, const std::string& address, const std::string& provider,
              uint32_t drain_batch, uint32_t max_inflight, uint64_t max_inflight_bytes,
              const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms,
-             const std::vector<std::tuple<std::string, uint8_t, std::string>>& ports, bool gated) {
+             const Ports& ports, bool gated, bool adaptive) {
             std::vector<VerbsPort> verbs;
             for (const auto& [device, port, gid] : ports) verbs.push_back({device, port, gid});
             new (self) Core({address,
@@ -324,13 +325,13 @@ void bind_core(nb::module_& module) {
                              histogram_scale,
                              connect_ms * kMs,
                              std::move(verbs),
+                             adaptive,
                              gated});
           },
           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000,
-          "ports"_a = std::vector<std::tuple<std::string, uint8_t, std::string>>{},
-          "gated"_a = false, Unlocked())
+          "ports"_a = Ports{}, "gated"_a = false, "adaptive"_a = false, Unlocked())
       .def(
           "open_session",
           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,

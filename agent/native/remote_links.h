@@ -83,6 +83,12 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
       reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
   link->expected.resize(shape_.rings / epoch_->proxies_of(rank) + 1);
   link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
+  link->cap = limits_.inflight;
+  link->cap_bytes = limits_.inflight_bytes;
+  if (Paced<E> && limits_.adaptive) {
+    link->pace = Pace(limits_.inflight);
+    use_pace(*link);
+  }
   if (Unordered<E>) {
     link->gate = std::make_unique<Gate>(limits_.first_sequence);
     link->posted = link->marked = link->delivered = limits_.first_sequence;

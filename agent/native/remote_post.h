@@ -24,6 +24,11 @@ Operation* RemoteTransport<E>::take_operation(Link& link, Operation::Kind kind, 
   if (link.inflight == 0) link.progress_ns = now_ns_;
   link.inflight += 1;
   link.inflight_bytes += bytes;
+  if constexpr (Paced<E>) {
+    line_free_ns_ = std::max(line_free_ns_, now_ns_) + bytes * endpoint_.line_ns_per_kib() / 1024;
+    operation->posted_ns = now_ns_;
+    operation->own_ns = line_free_ns_ - now_ns_;
+  }
   count_.inflight.set(inflight());
   return operation;
 }
@@ -119,9 +124,9 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
   Link& link = *to_rank_[part.rank];
   const uint64_t most = endpoint_.max_bytes() - sizeof(ControlRecord);
   const uint64_t bytes = std::min(part.bytes, most);
-  const bool full = link.inflight >= limits_.inflight || inflight() >= limits_.session_inflight ||
-                    (link.inflight > 0 && link.inflight_bytes + bytes > limits_.inflight_bytes);
-  if (full) return {};
+  const bool full = link.inflight >= link.cap || inflight() >= limits_.session_inflight ||
+                    (link.inflight > 0 && link.inflight_bytes + bytes > link.cap_bytes);
+  if (full) return busy(link);
   const Region& from = *regions_[part.source_region];
   const RemoteKey& to = (*link.regions)[part.destination_region];
   const Extent& extent = epoch_->remote(part.rank).regions[part.destination_region];
@@ -137,6 +142,13 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
   return {bytes, true};
 }
 
+// The link's cap is reached.
+template <Endpoint E>
+Posted RemoteTransport<E>::busy(Link& link) {
+  link.pace.press();
+  return {};
+}
+
 template <Endpoint E>
 ControlRecord RemoteTransport<E>::record_of(const SignalPart& part) {
   ControlRecord record;
@@ -150,7 +162,7 @@ ControlRecord RemoteTransport<E>::record_of(const SignalPart& part) {
 template <Endpoint E>
 Posted RemoteTransport<E>::signal(const SignalPart& part) {
   Link& link = *to_rank_[part.rank];
-  if (link.inflight >= limits_.inflight || inflight() >= limits_.session_inflight) return {};
+  if (link.inflight >= link.cap || inflight() >= limits_.session_inflight) return busy(link);
   ControlRecord record = record_of(part);
   if (!post_record(link, record, Operation::Kind::kRecord, part.ring)) return {};
   return {1, true};

@@ -82,6 +82,10 @@ class RemoteTransport {
                    const Piece* payload = nullptr);
   bool post_payload(Link& link, const Piece& payload, Operation* operation);
   bool post_marker(Link& link, Ring* ring);
+  static Posted busy(Link& link);
+  void use_pace(Link& link);
+  void note_pace(Link& link, const Operation& operation)
+    requires Paced<E>;
   bool post_credit(Link& link);
   bool post_ask(Link& link);
   bool await_credit(Link& link, Ring* ring);
@@ -140,6 +144,7 @@ class RemoteTransport {
   WorkList<Link, &Link::unmarked>::Cursor flushing_;
   std::array<WorkList<Link, &Link::behind>::Cursor, kMaxRings> draining_;  // by ring
   uint64_t drains_ = 0;
+  uint64_t line_free_ns_ = 0;  // when the NIC has sent what was posted, if nothing else is there
   uint64_t now_ns_ = 0;
 };
 
@@ -166,6 +171,9 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   Link& link = *operation->link;
   link.progress_ns = now_ns_;
   const Operation::Kind kind = operation->kind;
+  if constexpr (Paced<E>) {
+    if (limits_.adaptive && completion.error == 0) note_pace(link, *operation);
+  }
   // What is lost with a peer that left in good order, or is masked, was nothing that anyone waits
   // for.
   const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->gone(link.rank);
@@ -191,6 +199,22 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   // A credit that does not arrive matters only if the peer still sends; then something else fails.
   if (kind == Operation::Kind::kCredit || !lost) return;
   lose(link.rank, "a write to it failed: " + completion.detail);
+}
+
+template <Endpoint E>
+void RemoteTransport<E>::note_pace(Link& link, const Operation& operation)
+  requires Paced<E>
+{
+  if (operation.kind != Operation::Kind::kPart && operation.kind != Operation::Kind::kRecord)
+    return;
+  link.pace.completed(now_ns_, operation.posted_ns, operation.own_ns);
+  use_pace(link);
+}
+
+template <Endpoint E>
+void RemoteTransport<E>::use_pace(Link& link) {
+  link.cap = link.pace.cap();
+  link.cap_bytes = link.pace.cap_bytes(limits_.inflight_bytes);
 }
 
 template <Endpoint E>

@@ -41,6 +41,9 @@ class SrdNetwork {
  public:
   SrdNetwork(uint64_t seed, const SrdRules& rules) : rules(rules), random_(seed) {}
 
+  void at(uint64_t) {}              // it counts steps instead
+  void stop() { stopped_ = true; }  // nothing moves any more: memory goes
+
   SrdRules rules;
   uint64_t posted() const { return posted_; }
   uint64_t repeated() const { return repeated_; }
@@ -86,11 +89,13 @@ class SrdNetwork {
   uint64_t now_ = 0;
   uint64_t posted_ = 0, repeated_ = 0, overtaken_ = 0;
   uint64_t last_announced_ = 0;
+  bool stopped_ = false;
 };
 
 class SrdEndpoint {
  public:
   static constexpr bool kUnordered = true;
+  uint64_t line_ns_per_kib() const { return 0; }
   struct LocalKey {
     RemoteKey remote;
     void* descriptor = nullptr;
@@ -198,6 +203,7 @@ void SrdNetwork::post(SrdEndpoint& from, SrdEndpoint& to, const Piece& piece, co
 }
 
 void SrdNetwork::step() {
+  if (stopped_) return;
   now_ += 1;
   std::vector<Event>& due = events_[now_ % kHorizon];
   for (const Event& event : due) run(event);

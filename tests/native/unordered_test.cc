@@ -1,16 +1,22 @@
 // Agents over a network without order: groups under a checker that knows the ordering contract,
 // with other shapes, delays and seeds each time. Sequences begin just below the wraps of 16 and 32
 // bits.
+#include <doctest/doctest.h>
+
 #include <cstdlib>
 
+#include "hand_group.h"
+#include "order_checker.h"
 #include "seed.h"
-#include "srd_group.h"
+#include "srd_network.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
 using namespace epfabric::test;
 
 namespace {
+
+using Group = HandGroup<SrdNetwork, SrdEndpoint>;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kOperations = 100'000;
@@ -26,14 +32,17 @@ uint64_t wanted_operations() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : kOperations;
 }
 
-SrdShape random_shape(std::minstd_rand& random) {
+HandShape random_shape(std::minstd_rand& random) {
   static const std::vector<std::vector<std::vector<uint32_t>>> kNodes{
       {{0}, {1}}, {{0, 1}, {2}}, {{0}, {1}, {2}}};
-  SrdShape shape;
+  HandShape shape;
   shape.nodes = kNodes[random() % kNodes.size()];
   shape.proxies = 1 + random() % 2;
   shape.rings = 2 + random() % 2;
+  shape.signals = kWords;
+  shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
   shape.limits.inflight = random() % 2 == 0 ? 256 : 16;
+  shape.limits.adaptive = random() % 2 == 0;
   shape.limits.first_sequence = kBelowWraps;
   return shape;
 }
@@ -49,7 +58,7 @@ SrdRules random_rules(std::minstd_rand& random) {
 
 // Turns until `done`; what is wrong, or "".
 template <class Done>
-std::string turn_until(SrdGroup& group, OrderChecker& checker, Done&& done) {
+std::string turn_until(Group& group, OrderChecker& checker, Done&& done) {
   for (uint64_t turns = 0; !done(); ++turns) {
     if (turns == kMostTurns) return "it does not come to an end";
     group.turn();
@@ -67,13 +76,14 @@ struct Outcome {
 
 Outcome run(uint64_t seed) {
   std::minstd_rand random(seed);
-  const SrdShape shape = random_shape(random);
+  const HandShape shape = random_shape(random);
   const SrdRules rules = random_rules(random);
-  SrdGroup group(shape, seed, rules);
+  SrdNetwork network(seed, rules);
+  Group group(shape, seed, network);
   OrderChecker checker(group.sessions(), seed, {});
   std::string fault = turn_until(group, checker, [&] {
     for (int i = 0; i < 4; ++i) checker.push();
-    return group.network.posted() >= kEach;
+    return network.posted() >= kEach;
   });
   if (fault.empty()) {
     fault = turn_until(group, checker, [&] {
@@ -81,8 +91,7 @@ Outcome run(uint64_t seed) {
       return checker.all_completed() && checker.barriers_even() && checker.all_signalled();
     });
   }
-  return {fault, group.network.posted(), group.network.overtaken(), group.network.repeated(),
-          checker.barriers()};
+  return {fault, network.posted(), network.overtaken(), network.repeated(), checker.barriers()};
 }
 
 }  // namespace

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from ..run import Bench
-from . import barrier, buffer, fifo, gpu_fifo, low_latency, proxy, scale, transport, verbs
+from . import (
+    barrier,
+    buffer,
+    fifo,
+    flow,
+    gpu_fifo,
+    low_latency,
+    proxy,
+    scale,
+    transport,
+    verbs,
+)
 
 BENCHES: dict[str, Bench] = {
     bench.name: bench
@@ -13,6 +24,7 @@ BENCHES: dict[str, Bench] = {
         barrier.BENCH,
         transport.BENCH,
         verbs.BENCH,
+        flow.BENCH,
         gpu_fifo.BENCH,
         low_latency.BENCH,
         buffer.BENCH,

@@ -1,38 +1,45 @@
-// A group whose proxies share one SrdNetwork and are moved by hand, by one thread, in random order
-// and in a time of their own; for unordered_test.cc. Only while a session is opened, joined or
-// closed do the proxies' own threads move them.
+// A group whose proxies share one network of this process and are moved by hand, by one thread, in
+// random order and in a time of their own; for unordered_test.cc and benches. Only while a session
+// is opened, joined or closed do the proxies' own threads move them.
 #pragma once
 
-#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <functional>
 #include <mutex>
+#include <random>
 
-#include "cores.h"
+#include "error.h"
 #include "loop.h"
 #include "loop_commands.h"
 #include "loop_turn.h"
-#include "order_checker.h"
 #include "remote_post.h"
-#include "srd_network.h"
+#include "session.h"
 
 namespace epfabric::test {
 
 using namespace epfabric::agent;
 
-using SrdTransport = RemoteTransport<SrdEndpoint>;
+inline constexpr uint64_t kGroupLimitNs = 60'000'000'000;
 
-struct SrdShape {
+struct HandShape {
   std::vector<std::vector<uint32_t>> nodes{{0}, {1}};
   uint32_t proxies = 1;
   uint32_t rings = 2;
   uint32_t depth = 64;
+  uint32_t signals = 2;
+  uint64_t region_bytes = 1 << 20;
   Limits limits{};
 };
 
-class SrdGroup {
+// `Network` has at(now_ns), stop(); an E is made from a reference to it.
+template <class Network, class E>
+class HandGroup {
  public:
-  SrdGroup(const SrdShape& shape, uint64_t seed, const SrdRules& rules)
-      : network(seed, rules), random_(seed) {
+  HandGroup(const HandShape& shape, uint64_t seed, Network& network)
+      : network_(network), random_(static_cast<uint32_t>(seed)) {
     uint32_t world = 0;
     for (const auto& ranks : shape.nodes) world += static_cast<uint32_t>(ranks.size());
     for (uint32_t rank = 0; rank < world; ++rank) add_rank(shape, rank, world);
@@ -46,7 +53,7 @@ class SrdGroup {
           blobs[rank] = blob(rank);
         }
       }
-      epochs.push_back(std::make_shared<Epoch>(EpochPlan{1, 1, 0, kTestLimitNs, shape.nodes},
+      epochs.push_back(std::make_shared<Epoch>(EpochPlan{1, 1, 0, kGroupLimitNs, shape.nodes},
                                                std::move(local), std::move(blobs),
                                                std::make_shared<BarrierStats>(3), events));
     }
@@ -60,19 +67,28 @@ class SrdGroup {
     for (const auto& epoch : epochs) epoch->start();
     lock_ = std::unique_lock(mutex_);
   }
-  ~SrdGroup() {
-    stopped_ = true;
+  ~HandGroup() {
+    network_.stop();
     lock_.unlock();
-    for (const auto& session : sessions_) session->stop(kTestLimitNs);
-    for (const auto& session : sessions_) session->close(kTestLimitNs);
+    for (const auto& session : sessions_) session->stop(kGroupLimitNs);
+    for (const auto& session : sessions_) session->close(kGroupLimitNs);
   }
 
-  // One turn of one proxy.
+  // One turn of one proxy, drawn by lot.
   void turn() {
-    now_ns_ += 100 + random_() % 1000;
-    units_[random_() % units_.size()]->loop.work(now_ns_);
+    const uint64_t now_ns = pass_time(100 + random_() % 1000);
+    units_[random_() % units_.size()]->loop.work(now_ns);
   }
-  void pass_time(uint64_t ns) { now_ns_ += ns; }
+  // One turn of each, all at the same time.
+  void turn_all() {
+    for (const auto& unit : units_) unit->loop.work(now_ns_);
+  }
+  uint64_t pass_time(uint64_t ns) {
+    now_ns_ += ns;
+    network_.at(now_ns_);
+    return now_ns_;
+  }
+  uint64_t now_ns() const { return now_ns_; }
   std::string failure() const {
     for (const auto& epoch : epochs) {
       if (epoch->failed()) return epoch->failure();
@@ -85,41 +101,40 @@ class SrdGroup {
     return out;
   }
 
-  SrdNetwork network;
   Events events;
   std::vector<std::shared_ptr<Epoch>> epochs;  // by node
 
  private:
   struct Unit {
-    Unit(Proxy& proxy, SrdNetwork& network, const Shape& shape, uint32_t proxies,
-         const Limits& limits)
+    Unit(Proxy& proxy, Network& network, const Shape& shape, uint32_t proxies, const Limits& limits)
         : transport(std::ref(network), proxy.index(), shape, proxies, limits, count),
           loop(proxy, transport) {}
     ProxyCount count;
-    SrdTransport transport;
-    Loop<SrdTransport> loop;
+    RemoteTransport<E> transport;
+    Loop<RemoteTransport<E>> loop;
   };
 
-  void add_rank(const SrdShape& shape, uint32_t rank, uint32_t world) {
-    const Shape own{rank, world, shape.rings, shape.depth, kWords};
+  void add_rank(const HandShape& shape, uint32_t rank, uint32_t world) {
+    const Shape own{rank, world, shape.rings, shape.depth, shape.signals};
     by_rank_.emplace_back(shape.proxies);
     ProxySettings settings;
     settings.limits = shape.limits;
     settings.serve = [this, own, &shape](Proxy& proxy) { serve(proxy, own, shape); };
     sessions_.push_back(std::make_shared<Session>(
         SessionSettings{1, own, std::vector<int>(shape.proxies, -1)}, settings));
-    const uint64_t bytes = round_up(OrderChecker::region_bytes(world, shape.rings), 4096);
+    const uint64_t bytes = round_up(shape.region_bytes, 4096);
     FileDescriptor fd(::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     const std::vector<std::byte> zeros(bytes);
-    REQUIRE(::write(fd.get(), zeros.data(), bytes) == static_cast<ssize_t>(bytes));
+    if (::write(fd.get(), zeros.data(), bytes) != static_cast<ssize_t>(bytes))
+      throw system_error("writing a region failed");
     sessions_.back()->register_memfd(fd.get(), bytes);
   }
 
-  void serve(Proxy& proxy, const Shape& own, const SrdShape& shape) {
+  void serve(Proxy& proxy, const Shape& own, const HandShape& shape) {
     Unit* unit = nullptr;
     {
       const std::lock_guard lock(mutex_);
-      units_.push_back(std::make_unique<Unit>(proxy, network, own, shape.proxies, shape.limits));
+      units_.push_back(std::make_unique<Unit>(proxy, network_, own, shape.proxies, shape.limits));
       unit = units_.back().get();
       by_rank_[own.rank][proxy.index()] = unit;
     }
@@ -127,7 +142,7 @@ class SrdGroup {
     while (!unit->loop.stopping()) {
       {
         const std::lock_guard lock(mutex_);
-        if (!stopped_) unit->loop.work(now_ns_ += 1'000'000);
+        unit->loop.work(pass_time(1'000'000));
       }
       std::this_thread::sleep_for(std::chrono::microseconds(300));
     }
@@ -146,14 +161,15 @@ class SrdGroup {
   static void wait(Done&& done) {
     const uint64_t begin = platform::clock_ns();
     while (!done()) {
-      REQUIRE(platform::clock_ns() - begin < kTestLimitNs);
+      if (platform::clock_ns() - begin > kGroupLimitNs)
+        throw NativeError("the group does not connect");
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
 
+  Network& network_;
   std::mutex mutex_;  // the network, units_ and what moves them
   std::unique_lock<std::mutex> lock_;
-  bool stopped_ = false;  // nothing moves any more: memory goes
   std::minstd_rand random_;
   uint64_t now_ns_ = 1'000'000'000;
   std::vector<std::unique_ptr<Unit>> units_;
