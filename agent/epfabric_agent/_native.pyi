@@ -95,6 +95,8 @@ class ProxyCount(TypedDict):
     inflight: int
     records_sent: int
     records_received: int
+    mended: int  # connections that broke and were made anew
+    replayed: int  # operations that were sent again on them
 
 class SessionCount(TypedDict):
     group: int

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cerrno>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -105,5 +106,23 @@ concept Paced = Endpoint<T> && requires(const T endpoint) {
 // in any order: remote_gate.h gives a link its order back. write_through() isn't used then.
 template <class T>
 concept Unordered = Endpoint<T> && requires { requires T::kUnordered; };
+
+// Completion.error of an operation that failed because its connection broke.
+inline constexpr int kBroken = ECONNRESET;
+
+// An endpoint whose connections can be made anew. next_broken() names one that broke, here or at
+// the peer, since the last call; all that is under way on it fails with kBroken, and posts are
+// refused with -EAGAIN. After sever(), and once poll() has found nothing, nothing that the peer
+// sent on it arrives any more. remake() makes the next one and tells the peer `taken`; what the
+// peer told, taken(), is known once met(). broken_by(): why it broke.
+template <class T>
+concept Mending =
+    Endpoint<T> && requires(T endpoint, PeerIndex peer, PeerIndex& out, uint32_t taken) {
+      { endpoint.next_broken(out) } -> std::same_as<bool>;
+      { endpoint.sever(peer) };
+      { endpoint.remake(peer, taken) };
+      { endpoint.taken(peer) } -> std::same_as<uint32_t>;
+      { endpoint.broken_by(peer) } -> std::same_as<const std::string&>;
+    };
 
 }  // namespace epfabric::agent

@@ -18,6 +18,7 @@ struct Limits {
   uint32_t inflight = 256;  // operations per destination rank and proxy
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
+  uint32_t tries = 3;  // to make a broken connection that then carries something
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
   bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
   uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
@@ -29,6 +30,17 @@ struct Expected {
   uint64_t word = 0;
   bool there = false;
 };
+
+// How far a broken connection is from being made anew.
+enum class Mend : uint8_t {
+  kWhole,
+  kBroken,     // what is under way fails
+  kSevered,    // what had come of the old one is taken
+  kMeeting,    // the new one is being made
+  kReplaying,  // what the peer has not taken is sent again
+};
+
+struct Operation;
 
 // A connection between this proxy and one proxy of a remote rank.
 struct Link {
@@ -63,10 +75,20 @@ struct Link {
   uint32_t unmarked = 0;       // and of those that have some behind the last marker
   bool probed = false;
   bool connected = false;
-  bool broken = false;
   Pace pace;
+  bool broken = false;  // for good
+  Mend mend = Mend::kWhole;
+  uint32_t tries = 0;               // to make it anew, since it carried something
+  uint32_t held = 0;                // operations that failed
+  uint64_t broken_ns = 0;           // when it broke
+  uint64_t met_ns = 0;              // last look for the peer
+  uint64_t order = 0;               // of the next operation
+  std::vector<Operation*> journal;  // to send again; nullptr: the peer has it
+  size_t replayed = 0;
   std::unique_ptr<Gate> gate;  // unordered: `posted` and `delivered` are its sequences
 };
+
+inline constexpr uint64_t kNoRecord = UINT64_MAX;
 
 struct Operation {
   std::array<void*, 8> context{};  // first: the completion names it; providers write into it
@@ -80,6 +102,9 @@ struct Operation {
   Operation* next = nullptr;  // wait: the link's next one
   // kWait is none of the network's: it is done when credit covers it.
   enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker, kWait } kind = Kind::kPart;
+  uint64_t order = 0;           // on its link; this and the next two to post it again
+  uint64_t record = kNoRecord;  // the number of its record
+  Piece payload{};
   bool lost = false;  // it failed; held until its rank is masked, has left, or the epoch has ended
   bool abandoned = false;  // nobody waits for its completion, since its rank is masked
 };

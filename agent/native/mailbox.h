@@ -36,6 +36,8 @@ class Outbox {
     return &staging_[slot()];
   }
   void sent() { sent_ += 1; }
+  // A record that was sent and not acknowledged.
+  ControlRecord* staged(uint64_t number) { return &staging_[number & (kMailboxSlots - 1)]; }
 
   // The receiver consumed that many records (modulo 2^32). False for more than were sent.
   bool acknowledge(uint32_t consumed) {

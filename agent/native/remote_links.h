@@ -47,6 +47,7 @@ void RemoteTransport<E>::open(Epoch& epoch) {
   links_.clear();
   owing_.clear();
   answering_.clear();
+  mending_.clear();
   behind_.forget();
   unmarked_.forget();
   to_rank_.assign(epoch.world(), nullptr);
@@ -120,6 +121,7 @@ size_t RemoteTransport<E>::connect() {
     if (link->probed || !endpoint_.met(link->peer)) continue;
     Operation* operation = take_operation(*link, Operation::Kind::kProbe, nullptr, 8);
     if (operation == nullptr) continue;
+    remember(operation, nullptr, false);
     const Piece probe = scratch_of(*link);
     const ssize_t result = Unordered<E> ? endpoint_.write(link->peer, {&probe, 1}, operation)
                                         : endpoint_.write_through(link->peer, probe, operation);

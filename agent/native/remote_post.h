@@ -7,6 +7,7 @@
 #include "remote_atomics.h"
 #include "remote_gate.h"
 #include "remote_links.h"
+#include "remote_mend.h"
 
 namespace epfabric::agent {
 
@@ -14,6 +15,9 @@ template <Endpoint E>
 Operation* RemoteTransport<E>::take_operation(Link& link, Operation::Kind kind, Ring* ring,
                                               uint64_t bytes) {
   if (free_.empty()) return nullptr;
+  if constexpr (Mending<E>) {
+    if (link.mend != Mend::kWhole) return nullptr;
+  }
   Operation* operation = free_.back();
   free_.pop_back();
   operation->link = &link;
@@ -36,7 +40,10 @@ Operation* RemoteTransport<E>::take_operation(Link& link, Operation::Kind kind, 
 template <Endpoint E>
 void RemoteTransport<E>::give_back(Operation* operation) {
   abandoned_ -= operation->abandoned ? 1 : 0;
-  lost_ -= operation->lost ? 1 : 0;
+  if (operation->lost) {
+    lost_ -= 1;
+    operation->link->held -= 1;
+  }
   operation->abandoned = operation->lost = false;
   operation->ring = nullptr;
   operation->link->inflight -= 1;
@@ -114,7 +121,7 @@ template <Endpoint E>
 void RemoteTransport<E>::release_lost() {
   for (Operation& operation : operations_) {
     if (!operation.lost || !epoch_->left(operation.link->rank)) continue;
-    operation.ring->part_done(operation.ticket);
+    if (operation.ring != nullptr) operation.ring->part_done(operation.ticket);
     give_back(&operation);
   }
 }
@@ -138,7 +145,9 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
     return {bytes, true, true};
   }
   Operation* operation = take_operation(link, Operation::Kind::kPart, part.ring, bytes);
-  if (operation == nullptr || !post_payload(link, payload, operation)) return {};
+  if (operation == nullptr) return {};
+  remember(operation, &payload, false);
+  if (!post_payload(link, payload, operation)) return {};
   return {bytes, true};
 }
 
@@ -196,15 +205,14 @@ bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operatio
   const uint64_t bytes = sizeof(ControlRecord) + (payload != nullptr ? payload->bytes : 0);
   Operation* operation = take_operation(link, kind, ring, bytes);
   if (operation == nullptr) return false;
+  remember(operation, payload, true);
   record.source = static_cast<uint16_t>(shape_.rank);
   record.destination = static_cast<uint16_t>(link.rank);
   record.epoch = epoch_->plan().epoch;
   uint64_t consumed = link.inbox.total();
   if constexpr (Unordered<E>) consumed = link.gate->arrivals.tellable();
   record.consumed = static_cast<uint32_t>(consumed);
-  const uint64_t slot = link.mailbox.base + uint64_t{link.outbox.slot()} * sizeof(ControlRecord);
-  const Piece staged{link.outbox.stage(record), staging_key_.descriptor, sizeof(ControlRecord),
-                     slot, link.mailbox.key};
+  const Piece staged = piece_of(link, link.outbox.stage(record), link.outbox.total());
   const Piece pieces[] = {payload != nullptr ? *payload : staged, staged};
   const size_t count = payload != nullptr ? 2 : 1;
   const ssize_t result =
@@ -218,6 +226,15 @@ bool RemoteTransport<E>::post_record(Link& link, ControlRecord& record, Operatio
   }
   count_.records_sent.add(1);
   return true;
+}
+
+// From where a record is staged to its slot at the peer.
+template <Endpoint E>
+Piece RemoteTransport<E>::piece_of(const Link& link, const ControlRecord* staged,
+                                   uint64_t number) const {
+  const uint64_t slot = number & (kMailboxSlots - 1);
+  return {staged, staging_key_.descriptor, sizeof(ControlRecord),
+          link.mailbox.base + slot * sizeof(ControlRecord), link.mailbox.key};
 }
 
 // Eight bytes that nobody reads, to the page behind the peer's mailboxes.
@@ -235,6 +252,7 @@ bool RemoteTransport<E>::post_marker(Link& link, Ring* ring) {
   if constexpr (Unordered<E>) return await_credit(link, ring);
   Operation* operation = take_operation(link, Operation::Kind::kMarker, ring, 8);
   if (operation == nullptr) return false;
+  remember(operation, nullptr, false);
   operation->covers = link.posted;
   if (!posted(endpoint_.write_through(link.peer, scratch_of(link), operation), operation))
     return false;

@@ -89,6 +89,22 @@ class RemoteTransport {
   bool post_credit(Link& link);
   bool post_ask(Link& link);
   bool await_credit(Link& link, Ring* ring);
+  void remember(Operation* operation, const Piece* payload, bool record);
+  bool hold(Operation* operation, const Completion& completion);
+  template <class Lose>
+  void mend(bool quiet, Lose&& lose)
+    requires Mending<E>;
+  void start_mending(PeerIndex peer)
+    requires Mending<E>;
+  std::string mend_link(Link& link, bool quiet)
+    requires Mending<E>;
+  void collect(Link& link)
+    requires Mending<E>;
+  std::string replay(Link& link)
+    requires Mending<E>;
+  ssize_t post_again(Link& link, Operation* operation)
+    requires Mending<E>;
+  Piece piece_of(const Link& link, const ControlRecord* staged, uint64_t number) const;
   void caught_up(Link& link);
   bool may_post(Link& link, RecordKind kind);
   static uint32_t next_imm(const Link& link);
@@ -143,6 +159,7 @@ class RemoteTransport {
   WorkList<Link, &Link::unmarked> unmarked_;
   WorkList<Link, &Link::unmarked>::Cursor flushing_;
   std::array<WorkList<Link, &Link::behind>::Cursor, kMaxRings> draining_;  // by ring
+  std::vector<Link*> mending_;
   uint64_t drains_ = 0;
   uint64_t line_free_ns_ = 0;  // when the NIC has sent what was posted, if nothing else is there
   uint64_t now_ns_ = 0;
@@ -162,6 +179,7 @@ size_t RemoteTransport<E>::poll(size_t batch, Take&& take, Lose&& lose, Fail&& f
       fail(-1, "the completion queue failed: " + completion.detail);
     }
   }
+  if constexpr (Mending<E>) mend(got == 0, lose);
   return got;
 }
 
@@ -177,16 +195,19 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   // What is lost with a peer that left in good order, or is masked, was nothing that anyone waits
   // for.
   const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->gone(link.rank);
+  if (lost && hold(operation, completion)) return;
   // A failed write completes its ticket only once its rank is masked: else who waits for it is told
   // by the abort word.
   if (lost && operation->ring != nullptr) {
     operation->lost = true;
     lost_ += 1;
+    link.held += 1;
   } else {
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
   }
   if (completion.error == 0) {
+    if constexpr (Mending<E>) link.tries = 0;
     link.connected = link.connected || kind == Operation::Kind::kProbe;
     if (Unordered<E> && kind == Operation::Kind::kCredit) link.gate->arrivals.credited();
     if (kind == Operation::Kind::kMarker) {
@@ -242,6 +263,36 @@ void RemoteTransport<E>::watch(Lose&& lose) {
       lose(link->rank,
            "it acknowledged nothing for " + std::to_string(limits_.stall_ns / 1'000'000) + " ms");
     }
+  }
+}
+
+// `quiet`: the poll before found nothing.
+template <Endpoint E>
+template <class Lose>
+void RemoteTransport<E>::mend(bool quiet, Lose&& lose)
+  requires Mending<E>
+{
+  PeerIndex peer = 0;
+  while (endpoint_.next_broken(peer)) start_mending(peer);
+  for (size_t i = 0; i < mending_.size();) {
+    Link& link = *mending_[i];
+    std::string why = mend_link(link, quiet);
+    if (why.empty() && link.mend != Mend::kWhole && now_ns_ > link.broken_ns + limits_.stall_ns) {
+      why = "its connection broke (" + endpoint_.broken_by(link.peer) +
+            ") and could not be made again in " + std::to_string(limits_.stall_ns / 1'000'000) +
+            " ms";
+    }
+    if (!why.empty()) {
+      link.broken = true;
+      lose(link.rank, why);
+    }
+    if (!link.broken && !epoch_->gone(link.rank) && link.mend != Mend::kWhole) {
+      ++i;
+      continue;
+    }
+    link.journal = {};
+    mending_[i] = mending_.back();
+    mending_.pop_back();
   }
 }
 

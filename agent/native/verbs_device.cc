@@ -157,7 +157,7 @@ std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_even
   switch (event.event_type) {
     case IBV_EVENT_PORT_ERR:
       if (event.element.port_num != wanted_.port) return std::nullopt;
-      return Trouble{nullptr, name() + " went down"};
+      return Trouble{nullptr, name() + " went down", true};
     case IBV_EVENT_GID_CHANGE:
       if (index_of_gid() == gid_index_) return std::nullopt;
       return Trouble{nullptr, name() + " lost its GID " + wanted_.gid};
@@ -167,6 +167,7 @@ std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_even
     case IBV_EVENT_SRQ_ERR:
       return Trouble{nullptr, "a queue of " + name() + " failed"};
     case IBV_EVENT_QP_FATAL:
+      return Trouble{event.element.qp, "its queue pair on " + name() + " failed", true};
     case IBV_EVENT_QP_REQ_ERR:
       return Trouble{event.element.qp, "its queue pair on " + name() + " failed"};
     case IBV_EVENT_QP_ACCESS_ERR:

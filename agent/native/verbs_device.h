@@ -33,6 +33,7 @@ class VerbsDevice {
   struct Trouble {
     ibv_qp* qp = nullptr;
     std::string text;
+    bool passes = false;  // a new queue pair may work
   };
   std::optional<Trouble> next_trouble();
   // What the port did, good or bad, that may change how it is used; each once.

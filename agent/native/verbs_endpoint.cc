@@ -29,7 +29,8 @@ ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode
   Peer& peer = peers_[index];
   if (!peer.fault.empty()) return -ENOTCONN;
   const auto count = static_cast<uint32_t>(pieces.size());
-  if (!peer.link.met() || peer.room < count || room_ < count) return -EAGAIN;
+  if (!peer.broken.empty() || !peer.link.met() || peer.room < count || room_ < count)
+    return -EAGAIN;
   ibv_sge places[kMaxPieces];
   ibv_send_wr requests[kMaxPieces];
   for (uint32_t i = 0; i < count; ++i) {
@@ -87,7 +88,7 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
       taken_ += 1;
       if (done.status != IBV_WC_SUCCESS) {
         Peer* peer = owner_of(done.qp_num);
-        if (peer != nullptr) blame(*peer, "its record was not received: " + text_of_status(done));
+        if (peer != nullptr) blame(*peer, done, "its record was not received: ");
         return false;
       }
       out.context = nullptr;
@@ -108,7 +109,7 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
       posting->requests -= 1;
       peer->room += 1;
       room_ += 1;
-      blame(*peer, text_of_status(done));
+      blame(*peer, done);
       return false;
     }
     default:
@@ -126,9 +127,26 @@ void VerbsEndpoint::finish(const ibv_wc& done, Completion& out) {
   out.record = false;
   out.error = 0;
   if (done.status == IBV_WC_SUCCESS) return;
-  blame(peer, text_of_status(done));
-  out.error = EIO;
-  out.detail = peer.fault;
+  blame(peer, done);
+  out.error = peer.fault.empty() ? kBroken : EIO;
+  out.detail = peer.fault.empty() ? peer.broken : peer.fault;
+}
+
+// A completion's status only says how it failed; the device may have said why. What the peer's NIC
+// or our own refused will be refused again.
+void VerbsEndpoint::blame(Peer& peer, const ibv_wc& done, const std::string& what) {
+  attend();
+  switch (done.status) {
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_WR_FLUSH_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+    case IBV_WC_FATAL_ERR:
+      return disturb(peer, what + text_of_status(done));
+    default:
+      return kill(peer, what + text_of_status(done));
+  }
 }
 
 // Puts back what records used up, all in one call.
@@ -150,16 +168,38 @@ VerbsEndpoint::Peer* VerbsEndpoint::owner_of(uint32_t queue) {
   return nullptr;
 }
 
-// A completion's status only says how it failed; the device may have said why.
-void VerbsEndpoint::blame(Peer& peer, const std::string& how) {
-  attend();
-  kill(peer, how);
-}
-
-// The first reason stands. A queue pair in the error state completes all that it holds.
+// The first reason stands.
 void VerbsEndpoint::kill(Peer& peer, const std::string& why) {
   if (!peer.fault.empty()) return;
   peer.fault = why;
+  fail_pair(peer);
+}
+
+void VerbsEndpoint::disturb(Peer& peer, const std::string& why) {
+  if (!peer.fault.empty() || !peer.broken.empty()) return;
+  peer.broken = why;
+  for (PeerIndex i = 0; i < peers_.size(); ++i) {
+    if (&peers_[i] == &peer) broken_.push_back(i);
+  }
+  fail_pair(peer);
+}
+
+bool VerbsEndpoint::next_broken(PeerIndex& out) {
+  if (broken_.empty()) return false;
+  out = broken_.back();
+  broken_.pop_back();
+  return true;
+}
+
+void VerbsEndpoint::remake(PeerIndex index, uint32_t taken) {
+  Peer& peer = peers_[index];
+  peer.link = again(peer.link);
+  peer.told = taken;
+  peer.broken.clear();
+}
+
+// A queue pair in the error state completes all that it holds.
+void VerbsEndpoint::fail_pair(Peer& peer) {
   ibv_qp_attr wanted{};
   wanted.qp_state = IBV_QPS_ERR;
   if (peer.pair) ibverbs().modify_qp(peer.pair.get(), &wanted, IBV_QP_STATE);
@@ -182,7 +222,12 @@ int VerbsEndpoint::wait_fd() {
 void VerbsEndpoint::attend() {
   while (const auto trouble = device_.next_trouble()) {
     for (Peer& peer : peers_) {
-      if (trouble->qp == nullptr || trouble->qp == peer.pair.get()) kill(peer, trouble->text);
+      if (trouble->qp != nullptr && trouble->qp != peer.pair.get()) continue;
+      if (trouble->passes) {
+        disturb(peer, trouble->text);
+      } else {
+        kill(peer, trouble->text);
+      }
     }
   }
 }

@@ -29,7 +29,7 @@ class VerbsEndpoint {
   PeerIndex insert(const PeerAddress& peer);
   // Sends a greeting to each peer that is not met yet; makes its queue pair first.
   void meet();
-  bool met(PeerIndex peer) const { return peers_[peer].link.met(); }
+  bool met(PeerIndex peer) const { return peers_[peer].broken.empty() && peers_[peer].link.met(); }
   uint64_t max_bytes() const { return device_.port().max_msg_sz; }
   int wait_fd();
   // Reads the device's events; who is hit has a fault() from then on.
@@ -49,8 +49,15 @@ class VerbsEndpoint {
   }
   static std::string text_of(int error) { return std::strerror(error); }
   size_t poll(Completion* out, size_t capacity);
-  // Ends the link to this peer; what is under way fails with `why`.
+  // Ends the link to this peer for good; what is under way fails with `why`.
   void kill(PeerIndex peer, const std::string& why) { kill(peers_[peer], why); }
+  // Breaks its connection, which can be made anew.
+  void disturb(PeerIndex peer, const std::string& why) { disturb(peers_[peer], why); }
+  bool next_broken(PeerIndex& out);
+  void sever(PeerIndex peer) { peers_[peer].pair.reset(); }
+  void remake(PeerIndex peer, uint32_t taken);
+  uint32_t taken(PeerIndex peer) const { return peers_[peer].taken; }
+  const std::string& broken_by(PeerIndex peer) const { return peers_[peer].broken; }
 
  private:
   struct Peer {
@@ -63,6 +70,9 @@ class VerbsEndpoint {
     AddressHandle handle;
     QueuePair pair;
     std::string fault;
+    std::string broken;  // why its connection broke, until the next one is made
+    uint32_t told = 0;   // records that were taken when the queue pair was made, here
+    uint32_t taken = 0;  // and at the peer
   };
   // What a context begins with while it is under way.
   struct Posting {
@@ -79,13 +89,16 @@ class VerbsEndpoint {
   void prepare(Peer& peer);
   void connect(Peer& peer, const Greeting& greeting);
   void greet(Peer& peer);
+  void refused(Peer& peer, const NativeError& error);
   void take_greeting(const ibv_wc& done);
   void kill(Peer& peer, const std::string& why);
-  void blame(Peer& peer, const std::string& how);
+  void disturb(Peer& peer, const std::string& why);
+  void fail_pair(Peer& peer);
 
   ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
   bool take(const ibv_wc& done, Completion& out);
   void finish(const ibv_wc& done, Completion& out);
+  void blame(Peer& peer, const ibv_wc& done, const std::string& what = "");
   void refill();
   Peer* owner_of(uint32_t queue);
 
@@ -104,9 +117,10 @@ class VerbsEndpoint {
   uint32_t next_note_ = 0;
   uint32_t taken_ = 0;  // receives that were used up
   std::vector<ibv_recv_wr> refills_;
+  std::vector<PeerIndex> broken_;  // to be told of
   bool armed_ = false;
 };
 
-static_assert(Endpoint<VerbsEndpoint>);
+static_assert(Mending<VerbsEndpoint>);
 
 }  // namespace epfabric::agent

@@ -42,7 +42,7 @@ struct Greeting {
   uint32_t generation = 0;    // of that queue pair, from 1
   uint32_t seen = 0;          // generation that the sender is ready to receive from; 0 = none
   uint32_t acknowledged = 0;  // of the sender's own, that it knows the receiver to be ready for
-  uint32_t unused = 0;
+  uint32_t taken = 0;         // records that the sender has taken
 };
 static_assert(sizeof(Greeting) == 64);
 
@@ -68,6 +68,7 @@ inline VerbsAddress verbs_address(std::span<const std::byte> bytes) {
 // One end of a link, as far as greetings go.
 struct Acquaintance {
   uint32_t generation = 1;
+  uint32_t known = 0;         // the peer's generation of the connection before
   uint32_t seen = 0;          // the peer's generation that the own queue pair is connected to
   uint32_t acknowledged = 0;  // the own generation that the peer is ready to receive from
 
@@ -79,11 +80,17 @@ enum class Answer : uint8_t {
   kNothing,
   kConnect,   // to the queue pair that it names, then answer
   kRepeat,    // it does not know yet that we are ready
-  kConflict,  // it has another queue pair than the one that we are connected to
+  kConflict,  // it has a newer queue pair than the one that we are connected to
 };
+
+// Of the connection after this one.
+constexpr Acquaintance again(const Acquaintance& link) {
+  return {link.generation + 1, std::max(link.known, link.seen), 0, 0};
+}
 
 // Takes note of a greeting that is meant for this link.
 inline Answer hear(Acquaintance& link, const Greeting& greeting) {
+  if (greeting.generation <= link.known || greeting.generation < link.seen) return Answer::kNothing;
   if (link.seen != 0 && greeting.generation != link.seen) return Answer::kConflict;
   if (greeting.seen == link.generation) link.acknowledged = greeting.seen;
   if (link.seen == 0) return Answer::kConnect;

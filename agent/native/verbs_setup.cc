@@ -140,14 +140,17 @@ VerbsEndpoint::LocalKey VerbsEndpoint::register_memory(std::byte* data, uint64_t
 
 PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
   const VerbsAddress at = verbs_address(peer.address);
-  peers_.push_back({at, peer.own_domain, peer.their_domain, {}, 0, 0, {}, {}, {}});
+  Peer& added = peers_.emplace_back();
+  added.at = at;
+  added.own_domain = peer.own_domain;
+  added.their_domain = peer.their_domain;
   return peers_.size() - 1;
 }
 
 void VerbsEndpoint::meet() {
   uint32_t made = 0;
   for (Peer& peer : peers_) {
-    if (peer.link.met() || !peer.fault.empty()) continue;
+    if (peer.link.met() || !peer.broken.empty() || !peer.fault.empty()) continue;
     try {
       if (!peer.pair) {
         if (made == kPairsAtOnce) continue;
@@ -156,9 +159,14 @@ void VerbsEndpoint::meet() {
       }
       greet(peer);
     } catch (const NativeError& error) {
-      kill(peer, error.what());
+      refused(peer, error);
     }
   }
+}
+
+// After a connection that broke the way to the peer may need a moment.
+void VerbsEndpoint::refused(Peer& peer, const NativeError& error) {
+  if (peer.link.generation == 1) kill(peer, error.what());
 }
 
 ibv_ah_attr VerbsEndpoint::route_to(const VerbsAddress& at) const {
@@ -215,6 +223,7 @@ void VerbsEndpoint::connect(Peer& peer, const Greeting& greeting) {
        IBV_QP_MAX_QP_RD_ATOMIC);
   peer.room = device_.sizes().send;
   peer.link.seen = greeting.generation;
+  peer.taken = greeting.taken;
 }
 
 // Without room it is left to the next meet().
@@ -230,6 +239,7 @@ void VerbsEndpoint::greet(Peer& peer) {
   greeting.generation = peer.link.generation;
   greeting.seen = peer.link.seen;
   greeting.acknowledged = peer.link.acknowledged;
+  greeting.taken = peer.told;
   std::memcpy(note, &greeting, sizeof(greeting));
   ibv_sge place{reinterpret_cast<uint64_t>(note), sizeof(greeting), notes_region_->lkey};
   ibv_send_wr request{};
@@ -260,14 +270,14 @@ void VerbsEndpoint::take_greeting(const ibv_wc& done) {
   if (!whole || greeting.magic != magic || greeting.to != address_.token) return;
   for (Peer& peer : peers_) {
     if (peer.own_domain != greeting.domain || peer.at.token != greeting.from) continue;
-    if (!peer.pair || !peer.fault.empty()) return;  // it says so again
+    if (!peer.pair || !peer.broken.empty() || !peer.fault.empty()) return;  // it says so again
     try {
       const Answer answer = hear(peer.link, greeting);
-      if (answer == Answer::kConflict) kill(peer, "it made a new queue pair for this link");
+      if (answer == Answer::kConflict) disturb(peer, "its end of the connection broke");
       if (answer == Answer::kConnect) connect(peer, greeting);
       if (answer == Answer::kConnect || answer == Answer::kRepeat) greet(peer);
     } catch (const NativeError& error) {
-      kill(peer, error.what());
+      refused(peer, error);
     }
     return;
   }

@@ -120,6 +120,20 @@ class OrderChecker {
     });
   }
   uint64_t barriers() const { return barriers_begun_; }
+  // What was known to be there stayed as its receiver left it.
+  void look_at_places() {
+    for (uint32_t from = 0; from < world_; ++from) {
+      for (uint32_t ring = 0; ring < rings_; ++ring) {
+        for (uint32_t to = 0; to < world_; ++to) {
+          const uint64_t seen = domain(from, ring, to).seen;
+          const uint64_t writes = domain(from, ring, to).writes;
+          const uint64_t first = writes > kPlaces ? writes - kPlaces : 0;
+          for (uint64_t number = first + 1; number <= seen; ++number)
+            require_untouched(from, ring, to, number);
+        }
+      }
+    }
+  }
   const std::string& fault() const { return fault_; }
 
  private:
@@ -189,6 +203,7 @@ class OrderChecker {
     const uint32_t word = draw(kWords), advance = signal ? 1 + draw(5) : 0;
     Slot slot{};
     if (reusable) {
+      if (number > kPlaces) require_untouched(rank, ring, to, number - kPlaces);
       const uint32_t count = 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
       Unit* source = &units(rank)[source_unit(ring, to, number)];
       for (uint32_t i = 0; i < count; ++i) source[i] = {number, place_name(rank, ring, to, i)};
@@ -226,13 +241,27 @@ class OrderChecker {
     OrderDomain& flow = domain(from, ring, to);
     for (; flow.seen < until; ++flow.seen) {
       const uint64_t number = flow.seen + 1;
-      const Unit* at = &units(to)[target_unit(from, ring, number)];
+      Unit* at = &units(to)[target_unit(from, ring, number)];
       for (uint32_t i = 0; i < flow.units[number % kPlaces]; ++i) {
         if (at[i].number == number && at[i].place == place_name(from, ring, to, i)) continue;
         return wrong(why + ", and write " + std::to_string(number) + " of ring " +
                      std::to_string(ring) + " of rank " + std::to_string(from) +
                      " is not at rank " + std::to_string(to));
       }
+      // The destination is the receiver's again: from now on nothing else may change it.
+      for (uint32_t i = 0; i < flow.units[number % kPlaces]; ++i) at[i] = taken_unit(number);
+    }
+  }
+  static Unit taken_unit(uint64_t number) { return {~number, ~uint64_t{0}}; }
+  // Before a later write takes the place of this one, and at the end.
+  void require_untouched(uint32_t from, uint32_t ring, uint32_t to, uint64_t number) {
+    const Unit* at = &units(to)[target_unit(from, ring, number)];
+    const Unit kept = taken_unit(number);
+    for (uint32_t i = 0; i < domain(from, ring, to).units[number % kPlaces]; ++i) {
+      if (at[i].number == kept.number && at[i].place == kept.place) continue;
+      return wrong("write " + std::to_string(number) + " of ring " + std::to_string(ring) +
+                   " of rank " + std::to_string(from) + " came to rank " + std::to_string(to) +
+                   " once more, after it was known to be there");
     }
   }
 

@@ -90,6 +90,8 @@ Outcome run(uint64_t seed) {
       checker.finish_barriers();
       return checker.all_completed() && checker.barriers_even() && checker.all_signalled();
     });
+    checker.look_at_places();
+    if (fault.empty()) fault = checker.fault();
   }
   return {fault, network.posted(), network.overtaken(), network.repeated(), checker.barriers()};
 }

@@ -1,6 +1,8 @@
 // Cores of one process that form a group over soft RoCE: bytes, signals, DRAIN, barriers, and what
 // is said when a queue pair or a rail is gone.
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "cores.h"
@@ -56,6 +58,47 @@ bool take_round(RankPod& me, uint32_t own, uint32_t world, uint64_t round) {
 }
 
 }  // namespace
+
+// The first rail's link goes away for a moment, and with it the routes over it.
+constexpr const char* kFlap =
+    "ip link set va0 down; sleep 0.3; ip link set va0 up; "
+    "ip route replace 10.9.0.2 dev va0 src 10.9.0.1 table 101; "
+    "ip route replace 10.9.0.1 dev vb0 src 10.9.0.2 table 102";
+
+TEST_CASE("a group goes on over a link that goes down for a moment") {
+  CoreGroup group(shape_of());
+  constexpr uint64_t kRounds = 12;
+  constexpr int kFlaps = 2;
+  std::atomic<uint64_t> rounds{0};
+  std::atomic<bool> failed{false};
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (uint64_t round = 1; round <= kRounds && !failed; ++round) {
+        if (!take_round(group.pods[rank], rank, 3, round)) failed = true;
+        rounds += 1;
+      }
+    });
+  }
+  for (int flap = 1; flap <= kFlaps; ++flap) {
+    while (!failed && rounds < flap * 3 * kRounds / (kFlaps + 1)) std::this_thread::yield();
+    CHECK(std::system(kFlap) == 0);
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_FALSE(failed);
+  uint64_t mended = 0, replayed = 0;
+  for (const RankPod& pod : group.pods) {
+    for (const auto& proxy : pod.session->proxies()) {
+      mended += proxy->count().mended.get();
+      replayed += proxy->count().replayed.get();
+    }
+  }
+  std::printf("group_test: %llu ends mended, %llu operations sent again\n",
+              static_cast<unsigned long long>(mended), static_cast<unsigned long long>(replayed));
+  CHECK(mended > 0);
+  for (const auto& core : group.cores) CHECK(core->failure(1) == "");
+  group.close();
+}
 
 TEST_CASE("ranks of two nodes write, signal, drain and meet over two rails") {
   CoreGroup group(shape_of());

@@ -43,6 +43,8 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "inflight": 3,
                 "records_sent": 0,
                 "records_received": 0,
+                "mended": 0,
+                "replayed": 0,
             }
             for proxy in range(2)
         ],

@@ -1,0 +1,171 @@
+// Making a broken connection anew: what its peer has not taken is sent again, in order, and nothing
+// else. Only where the endpoint is Mending. Included where a remote transport is instantiated.
+//
+// A link's operations are posted in order and complete in order. When the connection breaks, those
+// under way fail: each of them may have been done at the peer or not. Both ends then sever the old
+// connection, so that nothing of it arrives any more, and tell each other with the new one how many
+// records they have taken. A record that was taken is not sent again, nor is a write whose signal
+// (the next record of its ring) was: its destination may be in use again. All others are.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "remote_transport.h"
+
+namespace epfabric::agent {
+
+inline constexpr uint64_t kMeetEveryNs = 10'000'000;
+
+// Keeps what is needed to post the operation again.
+template <Endpoint E>
+void RemoteTransport<E>::remember(Operation* operation, const Piece* payload, bool record) {
+  if constexpr (Mending<E>) {
+    Link& link = *operation->link;
+    operation->order = link.order++;
+    operation->payload = payload != nullptr ? *payload : Piece{};
+    operation->record = record ? link.outbox.total() : kNoRecord;
+  }
+}
+
+// Whether the failed operation waits for a new connection.
+template <Endpoint E>
+bool RemoteTransport<E>::hold(Operation* operation, const Completion& completion) {
+  if constexpr (Mending<E>) {
+    Link& link = *operation->link;
+    if (completion.error != kBroken || link.broken) return false;
+    operation->lost = true;
+    lost_ += 1;
+    link.held += 1;
+    return true;
+  } else {
+    return false;
+  }
+}
+
+template <Endpoint E>
+void RemoteTransport<E>::start_mending(PeerIndex peer)
+  requires Mending<E>
+{
+  for (const auto& link : links_) {
+    if (link->peer != peer || link->broken) continue;
+    if (link->mend == Mend::kWhole) {
+      link->broken_ns = now_ns_;
+      mending_.push_back(link.get());
+    }
+    link->mend = Mend::kBroken;
+  }
+}
+
+// The next step, if it is time for it. What the link is given up for, or "".
+template <Endpoint E>
+std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
+  requires Mending<E>
+{
+  switch (link.mend) {
+    case Mend::kBroken:
+      if (link.held != link.inflight) return "";  // the others fail too, by and by
+      if (link.tries++ == limits_.tries)
+        return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
+      endpoint_.sever(link.peer);
+      link.mend = Mend::kSevered;
+      return "";
+    case Mend::kSevered:
+      if (!quiet) return "";  // a record of the old connection may still be in the queue
+      endpoint_.remake(link.peer, static_cast<uint32_t>(link.inbox.total()));
+      link.mend = Mend::kMeeting;
+      link.met_ns = 0;
+      [[fallthrough]];
+    case Mend::kMeeting:
+      if (!endpoint_.met(link.peer)) {
+        if (now_ns_ - link.met_ns >= kMeetEveryNs) endpoint_.meet();
+        if (now_ns_ - link.met_ns >= kMeetEveryNs) link.met_ns = now_ns_;
+        return "";
+      }
+      if (!link.outbox.acknowledge(endpoint_.taken(link.peer)))
+        return "it took records that were never sent";
+      collect(link);
+      link.mend = Mend::kReplaying;
+      [[fallthrough]];
+    case Mend::kReplaying:
+      return replay(link);
+    case Mend::kWhole:
+      break;
+  }
+  return "";
+}
+
+// What has to be sent again, in order, into the journal; what the peer has is done.
+template <Endpoint E>
+void RemoteTransport<E>::collect(Link& link)
+  requires Mending<E>
+{
+  link.journal.clear();
+  link.replayed = 0;
+  for (Operation& operation : operations_) {
+    if (operation.link == &link && operation.lost) link.journal.push_back(&operation);
+  }
+  std::sort(link.journal.begin(), link.journal.end(),
+            [](const Operation* a, const Operation* b) { return a->order < b->order; });
+  std::array<bool, kMaxRings> taken{};  // the next record of the ring
+  for (size_t i = link.journal.size(); i-- > 0;) {
+    Operation* operation = link.journal[i];
+    bool done = false;
+    if (operation->record != kNoRecord) {
+      done = operation->record < link.outbox.acknowledged();
+      if (operation->ring != nullptr) taken[operation->ring->index()] = done;
+    } else if (operation->kind == Operation::Kind::kPart) {
+      done = taken[operation->ring->index()];
+    }
+    if (!done) continue;
+    if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
+    give_back(operation);
+    link.journal[i] = nullptr;
+  }
+}
+
+template <Endpoint E>
+std::string RemoteTransport<E>::replay(Link& link)
+  requires Mending<E>
+{
+  for (; link.replayed < link.journal.size(); ++link.replayed) {
+    Operation* operation = link.journal[link.replayed];
+    if (operation == nullptr) continue;
+    const ssize_t result = post_again(link, operation);
+    if (result == -EAGAIN) return "";
+    if (result != 0)
+      return "a write to it cannot be posted again: " + E::text_of(static_cast<int>(-result));
+    operation->lost = false;
+    lost_ -= 1;
+    link.held -= 1;
+    count_.replayed.add(1);
+  }
+  link.journal.clear();
+  link.mend = Mend::kWhole;
+  count_.mended.add(1);
+  link.progress_ns = now_ns_;
+  link.busy_since_ns = 0;
+  return "";
+}
+
+template <Endpoint E>
+ssize_t RemoteTransport<E>::post_again(Link& link, Operation* operation)
+  requires Mending<E>
+{
+  if (operation->record == kNoRecord) {
+    if (operation->kind != Operation::Kind::kPart)
+      return endpoint_.write_through(link.peer, scratch_of(link), operation);
+    return endpoint_.write(link.peer, {&operation->payload, 1}, operation);
+  }
+  // It lies where it was staged: its slot is not free before it was taken.
+  ControlRecord* record = link.outbox.staged(operation->record);
+  record->consumed = static_cast<uint32_t>(link.inbox.total());
+  const Piece staged = piece_of(link, record, operation->record);
+  const Piece pieces[] = {operation->payload.bytes != 0 ? operation->payload : staged, staged};
+  const size_t count = operation->payload.bytes != 0 ? 2 : 1;
+  const uint32_t imm =
+      pack_imm({kImmControl, link.domain, static_cast<uint16_t>(operation->record)});
+  return endpoint_.write_with_imm(link.peer, {pieces, count}, imm, operation);
+}
+
+}  // namespace epfabric::agent

@@ -1,0 +1,300 @@
+// A network within one process whose connections keep order, and break: what is under way is then
+// done at the peer or not, packets of an old connection still arrive, and each end learns of it in
+// a time of its own. Connections are made by the greetings of verbs_greeting.h, some of which get
+// lost. One seed decides all; used by one thread at a time. For mend_test.cc.
+#pragma once
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "endpoint.h"
+#include "verbs_greeting.h"
+
+namespace epfabric::test {
+
+using agent::Completion;
+using agent::PeerAddress;
+using agent::PeerIndex;
+using agent::Piece;
+using agent::Pieces;
+using agent::RemoteKey;
+
+struct RcRules {
+  uint32_t break_one_in = 0;      // steps; 0 = never, as below
+  uint32_t refuse_one_in = 8;     // posts
+  uint32_t miss_one_in = 4;       // greetings
+  uint32_t give_up_one_in = 200;  // steps until an end sees that its peer does not answer
+  size_t queue = 64;              // writes of one connection under way
+  uint64_t max_bytes = 512;
+};
+
+class RcEndpoint;
+
+class RcNetwork {
+ public:
+  RcNetwork(uint64_t seed, const RcRules& rules) : rules(rules), random_(seed) {}
+
+  RcRules rules;
+  void at(uint64_t) {}              // it counts steps instead
+  void stop() { stopped_ = true; }  // nothing moves any more: memory goes
+  uint64_t posted() const { return posted_; }
+  uint64_t breaks() const { return breaks_; }
+  uint64_t done_unanswered() const { return done_unanswered_; }  // writes whose answer was lost
+  uint64_t late() const { return late_; }  // writes that arrived after their connection had broken
+
+ private:
+  friend class RcEndpoint;
+  bool one_in(uint32_t n) { return n != 0 && random_() % n == 0; }
+  inline void step();
+
+  std::minstd_rand random_;
+  bool stopped_ = false;
+  std::vector<RcEndpoint*> endpoints_;
+  uint64_t posted_ = 0, breaks_ = 0, done_unanswered_ = 0, late_ = 0;
+};
+
+class RcEndpoint {
+ public:
+  struct LocalKey {
+    RemoteKey remote;
+    void* descriptor = nullptr;
+  };
+
+  explicit RcEndpoint(std::reference_wrapper<RcNetwork> network)
+      : network_(network), name_(network_.endpoints_.size()) {
+    network_.endpoints_.push_back(this);
+  }
+  RcEndpoint(const RcEndpoint&) = delete;
+
+  LocalKey register_memory(std::byte* data, uint64_t bytes) {
+    memory_.push_back({data, bytes});
+    return {{memory_.size() - 1, 0}};
+  }
+  std::vector<std::byte> address() const { return {std::byte(name_)}; }
+  PeerIndex insert(const PeerAddress& peer) {
+    ends_.push_back({std::to_integer<size_t>(peer.address[0]), peer.own_domain, peer.their_domain});
+    return ends_.size() - 1;
+  }
+  void meet() {
+    for (End& end : ends_) {
+      if (end.alive && !end.link.met()) greet(end);
+    }
+  }
+  bool met(PeerIndex peer) const { return ends_[peer].alive && ends_[peer].link.met(); }
+  void attend() {}
+  const std::string& fault(PeerIndex) const { return none_; }
+  uint64_t max_bytes() const { return network_.rules.max_bytes; }
+  bool gathers() const { return true; }
+  ssize_t write(PeerIndex peer, Pieces pieces, void* context) {
+    return post(peer, pieces, nullptr, context);
+  }
+  ssize_t write_with_imm(PeerIndex peer, Pieces pieces, uint32_t imm, void* context) {
+    return post(peer, pieces, &imm, context);
+  }
+  ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
+    return post(peer, {&piece, 1}, nullptr, context);
+  }
+  size_t poll(Completion* out, size_t capacity) {
+    network_.step();
+    size_t got = 0;
+    for (; got < capacity && !completions_.empty(); ++got) {
+      out[got] = completions_.front();
+      completions_.pop_front();
+    }
+    return got;
+  }
+  int wait_fd() { return agent::kNoWaitFd; }
+  static std::string text_of(int error) { return std::strerror(error); }
+
+  bool next_broken(PeerIndex& out) {
+    if (broken_.empty()) return false;
+    out = broken_.back();
+    broken_.pop_back();
+    return true;
+  }
+  void sever(PeerIndex peer) {
+    End& end = ends_[peer];
+    end.alive = false;
+    end.incoming.clear();  // of the peer's old connection
+  }
+  void remake(PeerIndex peer, uint32_t taken) {
+    End& end = ends_[peer];
+    end.link = again(end.link);
+    end.told = taken;
+    end.alive = true;
+    end.failed = false;
+  }
+  uint32_t taken(PeerIndex peer) const { return ends_[peer].taken; }
+  const std::string& broken_by(PeerIndex) const { return why_; }
+
+ private:
+  friend class RcNetwork;
+  struct Memory {
+    std::byte* data;
+    uint64_t bytes;
+  };
+  struct Store {
+    std::byte* target;
+    std::vector<std::byte> bytes;
+  };
+  struct Flight {
+    std::vector<Piece> pieces;
+    uint64_t generation;
+    void* context;
+    uint32_t imm;
+    bool has_imm, done;
+  };
+  // Of a connection; its flights are on their way to the peer.
+  struct End {
+    size_t peer;
+    uint32_t own_domain, their_domain;
+    agent::Acquaintance link{};
+    bool alive = true, failed = false;
+    uint32_t told = 0, taken = 0;
+    std::deque<Flight> flights{};
+    // What came of the peer's connection after it had broken there: it may be done while this end
+    // has not severed.
+    std::deque<std::pair<std::vector<Store>, Flight>> incoming{};
+  };
+
+  ssize_t post(PeerIndex peer, Pieces pieces, const uint32_t* imm, void* context) {
+    End& end = ends_[peer];
+    if (!met(peer) || end.failed) return -EAGAIN;
+    if (end.flights.size() >= network_.rules.queue || network_.one_in(network_.rules.refuse_one_in))
+      return -EAGAIN;
+    network_.posted_ += 1;
+    end.flights.push_back({{pieces.begin(), pieces.end()},
+                           end.link.generation,
+                           context,
+                           imm != nullptr ? *imm : 0,
+                           imm != nullptr,
+                           false});
+    return 0;
+  }
+
+  End* other_end(const End& end) {
+    for (End& other : network_.endpoints_[end.peer]->ends_) {
+      if (other.peer == name_ && other.own_domain == end.their_domain) return &other;
+    }
+    return nullptr;
+  }
+
+  void greet(End& end) {
+    End* other = other_end(end);
+    if (other == nullptr || network_.one_in(network_.rules.miss_one_in)) return;
+    agent::Greeting greeting;
+    greeting.generation = end.link.generation;
+    greeting.seen = end.link.seen;
+    greeting.acknowledged = end.link.acknowledged;
+    greeting.taken = end.told;
+    network_.endpoints_[end.peer]->hear_from(*other, greeting);
+  }
+  void hear_from(End& end, const agent::Greeting& greeting) {
+    if (!end.alive || end.failed) return;
+    const agent::Answer answer = hear(end.link, greeting);
+    if (answer == agent::Answer::kConflict) fail(end);
+    if (answer == agent::Answer::kConnect) {
+      end.link.seen = greeting.generation;
+      end.taken = greeting.taken;
+    }
+    if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) greet(end);
+  }
+
+  // The connection breaks at this end: all that is under way fails. Some of it is still in the
+  // network and arrives later, with the bytes that it was sent with.
+  void fail(End& end) {
+    if (end.failed || !end.alive) return;
+    end.failed = true;
+    end.link.acknowledged = 0;
+    network_.breaks_ += 1;
+    RcEndpoint& to = *network_.endpoints_[end.peer];
+    End* other = other_end(end);
+    size_t under_way = end.flights.empty() ? 0 : network_.random_() % (end.flights.size() + 1);
+    for (Flight& flight : end.flights) {
+      network_.done_unanswered_ += flight.done ? 1 : 0;
+      if (!flight.done && under_way > 0 && other != nullptr && other->alive &&
+          other->link.seen == flight.generation) {
+        under_way -= 1;
+        std::vector<Store> stores;
+        for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
+        other->incoming.emplace_back(std::move(stores), flight);
+      }
+      completions_.push_back({flight.context, false, 0, agent::kBroken, why_});
+    }
+    end.flights.clear();
+    broken_.push_back(static_cast<PeerIndex>(&end - &ends_[0]));
+  }
+
+  Store read(const Piece& piece) {
+    if (piece.key >= memory_.size() || piece.address + piece.bytes > memory_[piece.key].bytes) {
+      std::fprintf(stderr, "rc: a write outside of registered memory\n");
+      std::abort();
+    }
+    const auto* data = static_cast<const std::byte*>(piece.data);
+    return {memory_[piece.key].data + piece.address, {data, data + piece.bytes}};
+  }
+  void receive(const std::vector<Store>& stores, const Flight& flight) {
+    for (const Store& store : stores)
+      std::memcpy(store.target, store.bytes.data(), store.bytes.size());
+    if (flight.has_imm) completions_.push_back({nullptr, true, flight.imm, 0, ""});
+  }
+
+  // One step of one connection.
+  void step(End& end) {
+    End* other = other_end(end);
+    if (!end.incoming.empty() && network_.one_in(2)) {
+      receive(end.incoming.front().first, end.incoming.front().second);
+      end.incoming.pop_front();
+      network_.late_ += 1;
+      return;
+    }
+    if (!end.alive || end.failed || end.flights.empty()) return;
+    if (network_.one_in(network_.rules.break_one_in)) return fail(end);
+    const bool answers = other != nullptr && other->alive && !other->failed &&
+                         other->link.seen == end.link.generation && other->incoming.empty();
+    if (!answers) {
+      if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
+      return;
+    }
+    if (network_.one_in(2)) {
+      for (Flight& flight : end.flights) {
+        if (flight.done) continue;
+        RcEndpoint& to = *network_.endpoints_[end.peer];
+        std::vector<Store> stores;
+        for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
+        to.receive(stores, flight);
+        flight.done = true;
+        return;
+      }
+    }
+    if (!end.flights.front().done) return;
+    completions_.push_back({end.flights.front().context, false, 0, 0, ""});
+    end.flights.pop_front();
+  }
+
+  RcNetwork& network_;
+  const size_t name_;
+  const std::string none_;
+  const std::string why_ = "it broke";
+  std::vector<Memory> memory_;
+  std::deque<Completion> completions_;
+  std::vector<PeerIndex> broken_;
+  std::vector<End> ends_;
+};
+static_assert(agent::Mending<RcEndpoint>);
+
+void RcNetwork::step() {
+  if (stopped_) return;
+  for (int i = 0; i < 2; ++i) {
+    RcEndpoint& endpoint = *endpoints_[random_() % endpoints_.size()];
+    if (!endpoint.ends_.empty()) endpoint.step(endpoint.ends_[random_() % endpoint.ends_.size()]);
+  }
+}
+
+}  // namespace epfabric::test
