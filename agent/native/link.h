@@ -25,7 +25,7 @@ struct Limits {
 };
 
 // The first half of a peer's CAS.
-struct Expected {
+struct CasHalf {
   uint64_t value = 0;
   uint64_t word = 0;
   bool there = false;
@@ -56,7 +56,7 @@ struct Link {
   // answers that could not be sent yet.
   uint32_t atomics = 0;
   uint64_t answered_ns = 0;  // the last answer, or the first ATOMIC after none
-  std::vector<Expected> expected;
+  std::vector<CasHalf> expected;
   std::array<ControlRecord, kMaxAtomics> answers;
   uint32_t unsent = 0;
   uint32_t inflight = 0;

@@ -31,7 +31,7 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
 // A peer's ATOMIC on a word of this rank. The peer's agent has checked the word, as this one would.
 template <class Remote>
 const char* Loop<Remote>::take_order(Link& link, const ControlRecord& record) {
-  Expected& first = link.expected[record.ring / epoch_->proxies_of(link.rank)];
+  CasHalf& first = link.expected[record.ring / epoch_->proxies_of(link.rank)];
   if (record.kind == RecordKind::kExpect) {
     first = {record.value, record.extra, true};
     return nullptr;

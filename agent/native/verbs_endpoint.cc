@@ -29,8 +29,7 @@ ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode
   Peer& peer = peers_[index];
   if (!peer.fault.empty()) return -ENOTCONN;
   const auto count = static_cast<uint32_t>(pieces.size());
-  if (!peer.broken.empty() || !peer.link.met() || peer.room < count || room_ < count)
-    return -EAGAIN;
+  if (peer.down || !peer.link.met() || peer.room < count || room_ < count) return -EAGAIN;
   ibv_sge places[kMaxPieces];
   ibv_send_wr requests[kMaxPieces];
   for (uint32_t i = 0; i < count; ++i) {
@@ -137,6 +136,7 @@ void VerbsEndpoint::finish(const ibv_wc& done, Completion& out) {
 void VerbsEndpoint::blame(Peer& peer, const ibv_wc& done, const std::string& what) {
   attend();
   switch (done.status) {
+    case IBV_WC_LOC_QP_OP_ERR:  // soft RoCE, where the link is down
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
     case IBV_WC_WR_FLUSH_ERR:
@@ -176,7 +176,8 @@ void VerbsEndpoint::kill(Peer& peer, const std::string& why) {
 }
 
 void VerbsEndpoint::disturb(Peer& peer, const std::string& why) {
-  if (!peer.fault.empty() || !peer.broken.empty()) return;
+  if (!peer.fault.empty() || peer.down) return;
+  peer.down = true;
   peer.broken = why;
   for (PeerIndex i = 0; i < peers_.size(); ++i) {
     if (&peers_[i] == &peer) broken_.push_back(i);
@@ -195,7 +196,7 @@ void VerbsEndpoint::remake(PeerIndex index, uint32_t taken) {
   Peer& peer = peers_[index];
   peer.link = again(peer.link);
   peer.told = taken;
-  peer.broken.clear();
+  peer.down = false;
 }
 
 // A queue pair in the error state completes all that it holds.
@@ -223,6 +224,7 @@ void VerbsEndpoint::attend() {
   while (const auto trouble = device_.next_trouble()) {
     for (Peer& peer : peers_) {
       if (trouble->qp != nullptr && trouble->qp != peer.pair.get()) continue;
+      if (peer.down) peer.broken = trouble->text;  // says more than a status
       if (trouble->passes) {
         disturb(peer, trouble->text);
       } else {

@@ -29,7 +29,7 @@ class VerbsEndpoint {
   PeerIndex insert(const PeerAddress& peer);
   // Sends a greeting to each peer that is not met yet; makes its queue pair first.
   void meet();
-  bool met(PeerIndex peer) const { return peers_[peer].broken.empty() && peers_[peer].link.met(); }
+  bool met(PeerIndex peer) const { return !peers_[peer].down && peers_[peer].link.met(); }
   uint64_t max_bytes() const { return device_.port().max_msg_sz; }
   int wait_fd();
   // Reads the device's events; who is hit has a fault() from then on.
@@ -70,7 +70,8 @@ class VerbsEndpoint {
     AddressHandle handle;
     QueuePair pair;
     std::string fault;
-    std::string broken;  // why its connection broke, until the next one is made
+    bool down = false;   // its connection broke, and the next one is not begun
+    std::string broken;  // why it broke last
     uint32_t told = 0;   // records that were taken when the queue pair was made, here
     uint32_t taken = 0;  // and at the peer
   };

@@ -150,7 +150,7 @@ PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
 void VerbsEndpoint::meet() {
   uint32_t made = 0;
   for (Peer& peer : peers_) {
-    if (peer.link.met() || !peer.broken.empty() || !peer.fault.empty()) continue;
+    if (peer.link.met() || peer.down || !peer.fault.empty()) continue;
     try {
       if (!peer.pair) {
         if (made == kPairsAtOnce) continue;
@@ -270,7 +270,7 @@ void VerbsEndpoint::take_greeting(const ibv_wc& done) {
   if (!whole || greeting.magic != magic || greeting.to != address_.token) return;
   for (Peer& peer : peers_) {
     if (peer.own_domain != greeting.domain || peer.at.token != greeting.from) continue;
-    if (!peer.pair || !peer.broken.empty() || !peer.fault.empty()) return;  // it says so again
+    if (!peer.pair || peer.down || !peer.fault.empty()) return;  // it says so again
     try {
       const Answer answer = hear(peer.link, greeting);
       if (answer == Answer::kConflict) disturb(peer, "its end of the connection broke");

@@ -106,8 +106,8 @@ class Bare {
         transport_(late),
         words_(size_t{kRings} * Group::kRanks * Group::kSignals) {
     for (uint32_t ring = 0; ring < kRings; ++ring) {
-      rings_.push_back(
-          std::make_unique<Ring>(ring, segments_.slots(ring), segments_.counters(ring), kDepth));
+      rings_.push_back(std::make_unique<Ring>(ring, segments_.slots(ring), segments_.counters(ring),
+                                              segments_.results(ring), kDepth));
       consumers_.push_back({segments_.slots(ring), 0, kDepth});
     }
   }
