@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
+from random import Random
 
 import numpy as np
 from epfabric_agent import _native
@@ -53,19 +55,25 @@ def exchange(pods: list[Pod], rounds: int) -> None:
 
 
 def hammer(pods: list[Pod]) -> list[list[int]]:
-    """ADD and CAS of every rank on one word of rank 5: [old, new] of each that changed it."""
+    """ADD and CAS of every rank on one word of rank 5: [old, new] of each that changed it.
+
+    Operands are draws of 64 bits, so that the word never holds a value twice.
+    """
+    seed = secrets.randbits(64)
+    print(f"rank {pods[0].rank}: seed {seed}", file=sys.stderr)
+    random = Random(seed)
     offset = 2 * WORLD * BLOCK
     changes: list[list[int]] = []
-    for round_ in range(60):
+    for _ in range(60):
         asked: list[tuple[Pod, int, int | None, int]] = []
         for pod in pods:
-            value = (pod.rank + 1) << 56 | round_ + 1
-            asked.append((pod, pod.push(2, add(5, offset, value)), None, value))
+            addend, swap = random.getrandbits(64), random.getrandbits(64)
+            asked.append((pod, pod.push(2, add(5, offset, addend)), None, addend))
             before = changes[-1][1] if changes else 0
-            first, second = cas(5, offset, before, value | 1 << 48)
+            first, second = cas(5, offset, before, swap)
             ticket = pod.push(3, first)
             pod.push(3, second)
-            asked.append((pod, ticket, before, value | 1 << 48))
+            asked.append((pod, ticket, before, swap))
         for pod, ticket, expected, value in asked:
             ring = 2 if expected is None else 3
             pod.wait(ring, ticket)
