@@ -9,6 +9,7 @@
 #include "barrier_cluster.h"
 #include "core.h"
 #include "seed.h"
+#include "within.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -17,19 +18,7 @@ using namespace epfabric::test;
 namespace {
 
 constexpr uint64_t kLimitNs = 60'000'000'000;
-constexpr uint64_t kSeenNs = 20'000'000'000;
 constexpr uint64_t kBarriers = 60;
-
-// Whether it came to be so within the bound.
-template <class Seen>
-bool within(Seen seen) {
-  const uint64_t end = platform::clock_ns() + kSeenNs;
-  while (!seen()) {
-    if (platform::clock_ns() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 // A cluster whose ranks run to the last barrier, or are lost on the way.
 struct Run {

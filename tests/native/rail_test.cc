@@ -6,9 +6,11 @@
 
 #include "cores.h"
 #include "seed.h"
+#include "within.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
+using epfabric::test::within;
 
 namespace {
 
@@ -59,8 +61,11 @@ TEST_CASE(
     CHECK(right);
     CHECK(counts.full == kBarriers / 3 * 8);
     const auto stats = group.cores[0]->barrier_stats(1);
-    CHECK(stats->rails().phase(Phase::kTotal).snapshot().count == 2 * kBarriers);
-    CHECK(stats->phase(Phase::kTotal).snapshot().count == kBarriers / 3);
+    // The last one's times are written once it has let go.
+    const auto total = [](BarrierStats& of) { return of.phase(Phase::kTotal).snapshot().count; };
+    within([&] { return total(*stats) + total(stats->rails()) >= kBarriers / 3 + 2 * kBarriers; });
+    CHECK(total(stats->rails()) == 2 * kBarriers);
+    CHECK(total(*stats) == kBarriers / 3);
     group.close();
   }
 }
@@ -74,7 +79,8 @@ TEST_CASE(
     shape.barrier_ns = 300'000'000;
     CoreGroup group(shape);
     CHECK_FALSE(group.pods[1].run(0, pack_barrier(true)));  // rank 3 does not come
-    std::vector<Event> events = group.cores[0]->events().take();
+    std::vector<Event> events;                              // the abort words come before it
+    within([&] { return !(events = group.cores[0]->events().take()).empty(); });
     REQUIRE(events.size() == 1);
     CAPTURE(events[0].detail);
     CHECK(events[0].kind == "barrier_timeout");
