@@ -78,14 +78,14 @@ void Delegate::record_unleft() {
   stats_.finished(times_of(stamps, plan_.group, plan_.epoch, number_ - 1, leads(), left_ns));
 }
 
-// All local ranks have entered. A node whose ranks are all excluded has a part only as the leader.
+// All local ranks have entered, or are excluded.
 bool Delegate::gathered(uint64_t now_ns) {
   record_unleft();
   const BarrierStamps& stamps = meeting_.stamps(number_);
   const bool ranks = stamps.ranks != 0;
   last_rank_ = last_local_rank();
   began_ns_ = ranks ? stamps.first_ns.load(std::memory_order_relaxed) : now_ns;
-  if (!ranks && (plan_.dissemination || !leads() || needed_ == 1)) return false;
+  if (!ranks && !goes_on_without_ranks()) return false;
   if (plan_.dissemination) {
     rounds_.enter();
     posted_ns_ = network_ns_ = now_ns;
@@ -226,7 +226,8 @@ void Delegate::heard_of_all() {
 
 uint64_t Delegate::begin_ns() const {
   const uint64_t first_ns = meeting_.begun(number_) ? meeting_.waits_ns(number_) : 0;
-  return first_ns != 0 ? first_ns : remote_began_ns_;
+  if (first_ns != 0 || remote_began_ns_ == 0) return first_ns;
+  return goes_on_without_ranks() || !meeting_.deserted() ? remote_began_ns_ : 0;
 }
 
 bool Delegate::timed_out(uint64_t now_ns) {

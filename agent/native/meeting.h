@@ -106,6 +106,13 @@ class Meeting {
   bool excluded(uint32_t position) const {
     return seats_[position].excluded.load(std::memory_order_acquire);
   }
+  // No rank is left to enter or to leave.
+  bool deserted() const {
+    for (const Seat& seat : seats_) {
+      if (!seat.excluded.load(std::memory_order_acquire)) return false;  // partner: exclude()
+    }
+    return true;
+  }
 
  private:
   struct alignas(64) Seat {

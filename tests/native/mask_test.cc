@@ -180,6 +180,27 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a leader whose ranks are all excluded runs out of no time by dissemination") {
+  constexpr uint64_t kTimeout = 1'000'000;
+  for (const bool entered : {false, true}) {
+    CAPTURE(entered);
+    Cluster cluster({{0}, {1}, {2}}, 0, kTimeout, true);
+    if (entered) cluster.enter(0, 0);
+    for (const uint32_t rank : {1u, 2u}) {
+      if (!entered || rank == 1) cluster.enter(rank, 0);
+    }
+    cluster.settle();
+    cluster.now += kTimeout / 2;
+    cluster.settle();  // the others tell the leader that they are there
+    cluster.nodes[0]->meeting->exclude(0);
+    for (const uint32_t n : {1u, 2u}) cluster.nodes[n]->delegate->lose_node(0, cluster.now);
+    if (entered) cluster.enter(2, 0);
+    cluster.settle();
+    for (const uint32_t rank : {1u, 2u}) cluster.leave(rank, 0);
+    CHECK_FALSE(cluster.nodes[0]->delegate->timed_out(cluster.now + 10 * kTimeout));
+  }
+}
+
 TEST_CASE("ranks on threads go on when one stops anywhere and is excluded") {
   constexpr uint32_t kMembers = 4;
   constexpr uint64_t kCount = 300;
