@@ -129,6 +129,19 @@ void Delegate::collected(uint32_t last_rank, uint64_t now_ns) {
   kept_ = plan_.keep->keeps(trace_id_of(plan_.group, plan_.epoch, number_), took_ns);
 }
 
+// When a barrier began elsewhere counts as long as one of those who are there is not lost.
+void Delegate::forget_lost() {
+  bool there = false, early = false;
+  for (uint32_t node = 0; node < nodes_.size(); ++node) {
+    const Node& each = nodes_[node];
+    if (node == plan_.node || each.gone) continue;
+    there = there || each.arrivals > number_ || each.present_known;
+    early = early || each.arrivals > number_ + 1;
+  }
+  if (!there) remote_began_ns_ = 0;
+  if (!early) early_began_ns_ = 0;
+}
+
 void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
   Node& lost = nodes_[node];
   if (lost.gone) return;
@@ -138,6 +151,7 @@ void Delegate::lose_node(uint32_t node, uint64_t now_ns) {
   needed_ -= 1;
   if (lost.arrivals > number_) arrived_ -= 1;
   if (lost.arrivals > number_ + 1) early_ -= 1;
+  forget_lost();
   if (waited && complete()) collected(kNoRank, now_ns);
 }
 

@@ -83,6 +83,7 @@ class Delegate {
   bool complete() const { return arrived_ >= needed_; }
   // A node whose ranks are all excluded has a part only as a leader of others.
   bool goes_on_without_ranks() const { return leads() && !plan_.dissemination && needed_ > 1; }
+  void forget_lost();
   void collected(uint32_t last_rank, uint64_t now_ns);
   void record_unleft();
   void keep_without_ranks(uint64_t number, uint64_t now_ns);

@@ -201,6 +201,47 @@ TEST_CASE("a leader whose ranks are all excluded runs out of no time by dissemin
   }
 }
 
+TEST_CASE("the bound of a barrier does not start with a node that is lost since") {
+  constexpr uint64_t kTimeout = 1'000'000;
+  for (const bool dissemination : {false, true}) {
+    CAPTURE(dissemination);
+    Cluster cluster({{0}, {1}, {2}, {3}}, 0, kTimeout, dissemination);
+    Delegate& leader = *cluster.nodes[0]->delegate;
+    cluster.enter(1, 0);
+    cluster.settle();
+    cluster.now += kTimeout / 2;
+    cluster.settle();
+    leader.lose_node(3, cluster.now);  // which had not arrived: node 1 still waits
+    CHECK(leader.timed_out(cluster.now + 2 * kTimeout));
+    leader.lose_node(1, cluster.now);
+    CHECK_FALSE(leader.timed_out(cluster.now + 10 * kTimeout));  // nobody waits
+    cluster.now += 10 * kTimeout;
+    cluster.enter(0, 0);
+    CHECK_FALSE(leader.timed_out(cluster.now + kTimeout));
+  }
+}
+
+TEST_CASE("nor does the next barrier's with a node that was early there and is lost since") {
+  constexpr uint64_t kTimeout = 1'000'000;
+  Cluster cluster({{0}, {1}, {2}}, 0, kTimeout);
+  for (const uint32_t rank : {0u, 1u, 2u}) cluster.enter(rank, 0);
+  const auto move = [&cluster](bool leader_settles) {
+    for (int i = 0; i < 20; ++i) {
+      cluster.step(0, false, leader_settles);
+      cluster.deliver(0);
+      for (const uint32_t n : {1u, 2u}) cluster.step(n), cluster.deliver(n);
+    }
+  };
+  move(false);  // nodes 1 and 2 are released, node 0 not yet
+  cluster.leave(1, 0);
+  cluster.enter(1, 1);
+  move(false);
+  cluster.nodes[0]->delegate->lose_node(1, cluster.now);
+  move(true);
+  REQUIRE(cluster.nodes[0]->delegate->number() == 1);
+  CHECK_FALSE(cluster.nodes[0]->delegate->timed_out(cluster.now + 10 * kTimeout));
+}
+
 TEST_CASE("ranks on threads go on when one stops anywhere and is excluded") {
   constexpr uint32_t kMembers = 4;
   constexpr uint64_t kCount = 300;
