@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <vector>
 
 using namespace epfabric::agent;
@@ -46,6 +47,28 @@ TEST_CASE("behind others' bytes the cap falls by a quarter a round trip, and com
   for (int i = 0; i < 20; ++i) now = round_trip(pace, now, 50'000);
   CHECK(pace.cap() == Pace::kLeast);
   for (int i = 0; i < 300; ++i) now = round_trip(pace, now, 0);
+  CHECK(pace.cap() == 256);
+}
+
+TEST_CASE("the cap stays small as long as others are in the way, also after thousands of rounds") {
+  Pace pace(256);
+  uint64_t now = 1'000'000;
+  for (int i = 0; i < 20; ++i) now = round_trip(pace, now, 0);
+  uint32_t most = 0;
+  for (int i = 0; i < 5000; ++i) {
+    now = round_trip(pace, now, 50'000);
+    if (i > 100) most = std::max(most, pace.cap());
+  }
+  CHECK(most < 256 / 4);
+}
+
+TEST_CASE("a longer route is an idle network's time once the shorter one is two windows past") {
+  Pace pace(256);
+  uint64_t now = 1'000'000;
+  for (int i = 0; i < 20; ++i) now = round_trip(pace, now, 0);
+  for (int i = 0; i < 100; ++i) now = round_trip(pace, now, 50'000);
+  CHECK(pace.cap() == Pace::kLeast);
+  for (int i = 0; i < 300; ++i) now = round_trip(pace, now, 50'000) + Pace::kWindowNs / 50;
   CHECK(pace.cap() == 256);
 }
 
