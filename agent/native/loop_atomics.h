@@ -29,8 +29,10 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
 }
 
 // A peer's ATOMIC on a word of this rank. The peer's agent has checked the word, as this one would.
+// Of a rank that is masked here none is applied any more.
 template <class Remote>
 const char* Loop<Remote>::take_order(Link& link, const ControlRecord& record) {
+  if (epoch_->masked(link.rank)) return nullptr;
   CasHalf& first = link.expected[record.ring / epoch_->proxies_of(link.rank)];
   if (record.kind == RecordKind::kExpect) {
     first = {record.value, record.extra, true};
@@ -62,7 +64,8 @@ const char* Loop<Remote>::take_answer(const Link& link, const ControlRecord& rec
   });
   const bool awaited =
       ring != order_.end() && (*ring)->take_answer(record.index, link.rank, record.value);
-  return awaited ? nullptr : "an answer that no ring awaits";
+  // A masked rank's ATOMICs are complete already, and so are those of one that left.
+  return awaited || epoch_->gone(link.rank) ? nullptr : "an answer that no ring awaits";
 }
 
 }  // namespace epfabric::agent
