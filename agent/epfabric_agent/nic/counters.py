@@ -14,10 +14,13 @@ from epfabric_agent.topology.machine import Machine, names, number
 
 MOST_SHOWN = 8
 _KEPT = 64
-# Of an interface's statistics those that name a fault; of an RDMA port's all but its traffic.
+# Counters that tell of trouble, by their names: of an interface, and of an RDMA port, where every
+# driver has names of its own and most of them count traffic.
 _FAULT = re.compile(r"err|drop|miss|over|fifo|crc|collision|nohandler|length|frame|abort|carrier")
-_TRAFFIC = re.compile(
-    r"data|packets|bytes|pkts|requests|lifespan|active|multicast|unicast|link_downed_at"
+_PORT_FAULT = re.compile(
+    r"err(?!ed)|drop|discard|retr|rnr|timeout|out_of_seq|out_of_buffer|dup|nak|cnp|ecn|link_down|exceeded"
+    r"|recover|missed|crc",
+    re.IGNORECASE,
 )
 
 Counters = Mapping[str, int]
@@ -37,7 +40,7 @@ def read_counters(machine: Machine) -> Counters:
         for port in names(ports):
             for kind in ("counters", "hw_counters"):
                 for name in names(ports / port / kind):
-                    if not _TRAFFIC.search(name):
+                    if _PORT_FAULT.search(name):
                         found[f"{device}/{port} {name}"] = number(ports / port / kind / name, -1)
     return {name: value for name, value in found.items() if value >= 0}
 

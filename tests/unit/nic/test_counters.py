@@ -28,6 +28,51 @@ def machine(root: Path) -> Machine:
     return Machine(root)
 
 
+TROUBLE = (
+    "link_downed",
+    "VL15_dropped",
+    "port_rcv_switch_relay_errors",
+    "excessive_buffer_overrun_errors",
+    "link_error_recovery",
+    "out_of_sequence",
+    "out_of_buffer",
+    "duplicate_request",
+    "rnr_nak_retry_err",
+    "local_ack_timeout_err",
+    "roce_adp_retrans",
+    "np_ecn_marked_roce_packets",
+    "rx_icrc_encapsulated",
+    "retry_exceeded_err",  # rxe's
+    "rx_drops",  # EFA's
+    "RxECNMrkd",  # irdma's, as the next
+    "cnpHandled",
+    "ip4InDiscards",
+)
+TRAFFIC = (
+    "port_rcv_data",
+    "port_xmit_packets",
+    "unicast_rcv_packets",
+    "rx_write_requests",
+    "lifespan",
+    "rdma_sends",  # rxe's
+    "rdma_recvs",
+    "ack_deferred",
+    "send_wrs",  # EFA's
+    "recv_wrs",
+    "rdma_read_wrs",
+    "rdma_write_wrs",
+    "submitted_cmds",
+    "completed_cmds",
+    "keep_alive_rcvd",
+)
+
+
+def test_of_an_rdma_port_only_what_tells_of_trouble_is_named(tmp_path: Path) -> None:
+    for name in TROUBLE + TRAFFIC:
+        write(tmp_path, f"{PORT}/hw_counters/{name}", 1)
+    assert set(read_counters(Machine(tmp_path))) == {f"mlx5_0/1 {name}" for name in TROUBLE}
+
+
 def test_faults_are_read_and_traffic_is_not(tmp_path: Path) -> None:
     assert read_counters(machine(tmp_path)) == {
         "eth0 rx_dropped": 5,
