@@ -45,6 +45,7 @@ from epfabric_agent.topology.memory import left_bytes
 from epfabric_agent.topology.transport import Choice, choose
 
 TELEMETRY_S = 3.0
+COUNTERS_S = 3.0
 PORT_LOOKS, PORT_LOOK_S = 30, 1.0  # after a port changed; later ones are the regular look's
 STUCK_STATUS = 3  # as the core's own, proxy.cc
 _log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Runtime:
 
     async def _apply(self, settings: Settings, cordon: str) -> None:
         self._inventory = await asyncio.to_thread(discover, self._machine)
-        await asyncio.to_thread(self._nic_faults.look)
+        await self._nic_faults.look_in_time(COUNTERS_S)
         choice = choose(
             settings.transport,
             settings.nics,

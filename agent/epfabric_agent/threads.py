@@ -19,6 +19,15 @@ _SERVING = ThreadPoolExecutor(16, thread_name_prefix="serving")
 _ENDING = ThreadPoolExecutor(16, thread_name_prefix="ending")
 
 
+async def in_time(bound_s: float, otherwise: T, call: Callable[[], T]) -> T:
+    """`call` in the loop's executor; `otherwise` where it takes longer, and it runs on unheard."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.wait_for(asyncio.shield(running), bound_s)
+    except TimeoutError:
+        return otherwise
+
+
 async def serving(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs `call` where it may take as long as a pod likes."""
     loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from epfabric import messages
@@ -20,12 +21,14 @@ from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.peers.link import Link
 from epfabric_agent.proto import peer_pb2 as pb
-from epfabric_agent.threads import ending
+from epfabric_agent.threads import ending, in_time
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Event
 
+COUNTERS_S = 0.3  # a group waits for its end meanwhile
 MASK_S = 40.0  # a round of departures before, and its own
+UNREAD = "the counters of this node's NICs could not be read in time"
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +58,8 @@ class EpochPart(ABC):
         number, reason = epoch.number, event.detail
         if event.kind == "barrier_timeout":
             late_s = self._context.barrier_timeout_ms / 1000
-            reason += "; " + await asyncio.to_thread(self._context.nic_faults, late_s)
+            look = partial(self._context.nic_faults, late_s)
+            reason += "; " + await in_time(COUNTERS_S, UNREAD, look)
             if self.epoch is not epoch or epoch.failing:
                 return
         if event.kind == "lost":

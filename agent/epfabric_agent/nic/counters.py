@@ -5,6 +5,8 @@ Looked at when the agent looks at its node anyway, and once more when a barrier 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import time
 from collections import deque
@@ -14,6 +16,7 @@ from epfabric_agent.topology.machine import Machine, names, number
 
 MOST_SHOWN = 8
 _KEPT = 64
+_log = logging.getLogger(__name__)
 # Counters that tell of trouble, by their names: of an interface, and of an RDMA port, where every
 # driver has names of its own and most of them count traffic.
 _FAULT = re.compile(r"err|drop|miss|over|fifo|crc|collision|nohandler|length|frame|abort|carrier")
@@ -62,9 +65,19 @@ class NicFaults:
         self._machine = machine
         self._clock = clock
         self._looks: deque[tuple[float, Counters]] = deque(maxlen=_KEPT)
+        self._looking: asyncio.Task[None] | None = None
 
     def look(self) -> None:
         self._looks.append((self._clock(), read_counters(self._machine)))
+
+    async def look_in_time(self, bound_s: float) -> None:
+        """A NIC may answer late or never: no second look begins beside the first."""
+        if self._looking is not None and not self._looking.done():
+            return
+        self._looking = asyncio.create_task(asyncio.to_thread(self.look))
+        await asyncio.wait({self._looking}, timeout=bound_s)
+        if not self._looking.done():
+            _log.warning("the NICs' counters could not be read in %g s", bound_s)
 
     def since(self, seconds: float) -> str:
         """For people: what moved in the last `seconds`, and a little before, and what to do."""
