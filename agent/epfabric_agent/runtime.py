@@ -42,7 +42,7 @@ from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.memory import left_bytes
-from epfabric_agent.topology.transport import Choice, choose
+from epfabric_agent.topology.transport import Choice, Refusals, choose
 
 TELEMETRY_S = 3.0
 COUNTERS_S = 3.0
@@ -79,6 +79,7 @@ class Runtime:
         find: Callable[[PeerClient, str], Awaitable[Agent | None]],
         machine: Machine,
         changed: Callable[[], None],
+        look: Callable[[Machine], Inventory] = discover,
     ) -> None:
         self.identity = identity
         self.client = PeerClient(identity, credentials)
@@ -89,6 +90,7 @@ class Runtime:
         self._find = find
         self._credentials = credentials
         self._machine = machine
+        self._discover = look
         self._changed = changed
         self._server = PeerServer(identity.node, identity.fabric, self.hub, credentials)
         self._choice = Choice("", "", "the agent has no settings yet")
@@ -97,6 +99,7 @@ class Runtime:
         self._room = Room(lambda: left_bytes(machine))
         self._ledger = CpuLedger()
         self._nic_faults = NicFaults(machine)
+        self._refusals = Refusals()
         self._services: Services | None = None
         self._applying = asyncio.Lock()
         self._settled = asyncio.Event()  # the core is not being replaced
@@ -129,18 +132,12 @@ class Runtime:
             await self._apply(settings, cordon)
 
     async def _apply(self, settings: Settings, cordon: str) -> None:
-        self._inventory = await asyncio.to_thread(discover, self._machine)
+        self._inventory = await asyncio.to_thread(self._discover, self._machine)
         await self._nic_faults.look_in_time(COUNTERS_S)
-        choice = choose(
-            settings.transport,
-            settings.nics,
-            self._inventory.rdma_ports,
-            rdma_devices_of(settings.nics.selector, self._inventory.topology.nics),
-        )
-        if choice != self._choice:
-            log = _log.info if choice.usable else _log.warning
-            log("transport %s: %s", choice.type or "none", choice.reason)
-        self._choice = choice
+        if self._settings is not None and settings.proxies != self._settings.proxies:
+            self._refusals.clear()
+        self._refusals.keep(self._inventory.rdma_ports)
+        choice = self._choose(settings)
         memory = settings.memory
         self._quota.set_limits(memory.per_pod_bytes, memory.per_node_bytes, settings.tenants)
         await self._start_telemetry(settings)
@@ -159,7 +156,11 @@ class Runtime:
         try:
             if not self._settled.is_set():
                 self._services = None
-                await self._use_core(wanted)
+                choice = await self._use_core(settings, choice, wanted)
+            if choice != self._choice:
+                log = _log.info if choice.usable else _log.warning
+                log("transport %s: %s", choice.type or "none", choice.reason)
+            self._choice = choice
             wants = (settings, self.endpoint, cordon)
             if changed or wants != self._served:
                 self._serve_with(settings, cordon)
@@ -249,14 +250,36 @@ class Runtime:
             await asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
         await self.core.use(None)
 
-    async def _use_core(self, wanted: CoreSettings | None) -> None:
+    def _choose(self, settings: Settings) -> Choice:
+        return choose(
+            settings.transport,
+            settings.nics,
+            self._inventory.rdma_ports,
+            rdma_devices_of(settings.nics.selector, self._inventory.topology.nics),
+            self._refusals.reasons,
+        )
+
+    async def _use_core(
+        self, settings: Settings, choice: Choice, wanted: CoreSettings | None
+    ) -> Choice:
+        """What is in use now: where the core refuses ports, it is chosen again without them."""
         from epfabric_agent._native import NativeError
 
-        try:
-            await self.core.use(wanted)
-        except NativeError as error:
-            _log.error("the core cannot be made: %s", error)
-            self._choice = Choice("", "", f"{self._choice.type} does not work here: {error}")
+        while True:
+            try:
+                await self.core.use(wanted)
+            except NativeError as error:
+                if wanted is None or not wanted.ports:
+                    return Choice(
+                        "", "", f"{choice.type} does not work here: {error} ({choice.reason})"
+                    )
+                # Looked at again, as a port that went down meanwhile is to be tried once it is up.
+                self._inventory = await asyncio.to_thread(self._discover, self._machine)
+                self._refusals.add(wanted.ports, str(error), self._inventory.rdma_ports)
+                choice = self._choose(settings)
+                wanted = _core_settings(settings, choice) if choice.usable else None
+            else:
+                return choice
 
     def _serve_with(self, settings: Settings, cordon: str) -> None:
         core = self.core.current

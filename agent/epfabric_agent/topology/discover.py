@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from epfabric_crds.node import Topology
+from epfabric_crds.node import Nic, Topology
 
 from epfabric_agent.topology.cpus import Cpus
 from epfabric_agent.topology.gpus import find_gpus
@@ -30,4 +31,15 @@ def discover(machine: Machine) -> Inventory:
         gpus=find_gpus(machine),
         nics=find_nics(machine),
     )
-    return Inventory(cpus, topology, find_ports())
+    return Inventory(cpus, topology, with_nics(find_ports(), topology.nics))
+
+
+def with_nics(ports: Iterable[RdmaPort], nics: Iterable[Nic]) -> tuple[RdmaPort, ...]:
+    """The ports with what the NICs of their devices tell; one without an interface has no other."""
+    nic_of = {nic.rdma_device: nic for nic in nics if nic.rdma_device}
+    return tuple(
+        replace(port, interface=nic.name != port.device, driver=nic.driver or "")
+        if (nic := nic_of.get(port.device))
+        else port
+        for port in ports
+    )

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+INFINIBAND = 1  # IBV_LINK_LAYER_INFINIBAND
 IB, ROCE_V1, ROCE_V2 = 0, 1, 2  # ibv_gid_type
 ACTIVE = 4  # ibv_port_state
 MAX_PORTS = 16
@@ -32,6 +33,11 @@ class RdmaPort:
     number: int
     active: bool
     gids: tuple[Gid, ...]
+    infiniband: bool = False
+    """Its link layer; such a port needs no network interface."""
+    interface: bool = True
+    driver: str = ""
+    """The kernel's; empty where unknown. This and `interface` are discover's."""
 
 
 def openable_devices(load: Any = importlib.import_module) -> tuple[str, ...]:
@@ -77,6 +83,7 @@ def _ports_of(module: Any, name: str) -> list[RdmaPort]:
                     for gid in table
                     if gid.port_num == number
                 ),
+                infiniband=port.link_layer == INFINIBAND,
             )
             for number, port in ports.items()
         ]

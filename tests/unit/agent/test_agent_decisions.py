@@ -18,8 +18,8 @@ from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.session.quota import MAX_POD_SESSIONS, Quota, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.topology.cpus import UNPINNED, CpuLedger, Cpus, place, usable
-from epfabric_agent.topology.rdma import ROCE_V2, Gid, RdmaPort
-from epfabric_agent.topology.transport import TCP, choose
+from epfabric_agent.topology.rdma import IB, ROCE_V2, Gid, RdmaPort
+from epfabric_agent.topology.transport import TCP, Port, Refusals, choose
 from epfabric_crds.definitions import problems
 from epfabric_crds.group import BarrierStatistics
 from epfabric_crds.node import Nic
@@ -121,6 +121,79 @@ def test_verbs_is_chosen_where_a_nic_of_the_fabric_can_be_used() -> None:
     assert by_hand.type == "libfabric"
     v1 = choose(Transport(type="verbs"), Nics(roce_mode="v1"), ports, meant)
     assert "has no GID of RoCE v1" in v1.reason
+
+
+MLX = (rdma_port("mlx5_1", "10.0.1.1"), rdma_port("mlx5_10", "10.0.10.1"))
+KEYS = (("mlx5_1", 1, "10.0.1.1"), ("mlx5_10", 1, "10.0.10.1"))
+
+
+def test_a_port_that_the_core_refused_is_left_out_and_named() -> None:
+    meant = ("mlx5_1", "mlx5_10")
+    refused = {KEYS[1]: "mlx5_10 is unfit: it cannot do this"}
+    beside = choose(Transport(), Nics(), MLX, meant, refused)
+    assert (beside.type, beside.ports) == ("verbs", KEYS[:1])
+    assert beside.reason.count("mlx5_10 is unfit: ") == 1
+    assert "it cannot do this" in beside.reason
+    for wanted in (Transport(), Transport(type="verbs")):
+        alone = choose(wanted, Nics(), MLX[1:], meant, refused)
+        assert not alone.usable
+        assert "no RDMA NIC can be used: mlx5_10 is unfit: it cannot do this" in alone.reason
+    allowed = choose(Transport(allow_tcp=True), Nics(), MLX[1:], meant, refused)
+    assert (allowed.type, allowed.provider) == ("libfabric", TCP)
+    assert "mlx5_10 is unfit: it cannot do this" in allowed.reason
+    moved = (rdma_port("mlx5_10", "10.0.10.2"),)
+    assert choose(Transport(), Nics(), moved, meant, refused).type == "verbs"
+
+
+def test_verbs_takes_only_roce_with_an_interface_or_infiniband() -> None:
+    def chosen(port: RdmaPort) -> str:
+        found = choose(Transport(), Nics(), (port,), ("x",))
+        return found.type or found.reason
+
+    ib = RdmaPort("x", 1, True, (Gid("fe80::1", IB),))
+    assert chosen(replace(ib, infiniband=True, interface=False)) == "verbs"
+    assert "has no GID of RoCE v2" in chosen(ib)  # iWARP
+    assert "no network interface" in chosen(replace(ib, interface=False))
+    roce = rdma_port("x", "10.0.0.1")
+    assert chosen(roce) == "verbs"
+    for port in (ib, roce, replace(ib, infiniband=True)):
+        assert "x is unfit: it has no reliable connections" in chosen(replace(port, driver="efa"))
+    efa = replace(ib, device="rdmap0", driver="efa")
+    beside = choose(Transport(), Nics(), (efa, roce), ("x", "rdmap0"))
+    assert beside.type == "verbs"
+    assert "rdmap0 is unfit" in beside.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        ("making a completion queue of port 1 of RDMA device mlx5_10 failed", KEYS[1:]),
+        ("there is no RDMA device mlx5_1 here, only: mlx5_10", KEYS[:1]),
+        ("listing RDMA devices failed", KEYS),
+    ],
+)
+def test_the_port_that_an_error_names_is_refused_until_it_is_found_changed(
+    error: str, blamed: tuple[Port, ...]
+) -> None:
+    refusals = Refusals()
+    refusals.add(KEYS, error, MLX)
+    refusals.keep(MLX)
+    assert refusals.reasons == dict.fromkeys(blamed, error)
+    changed = [replace(port, active=False) for port in MLX]
+    refusals.keep(changed)
+    assert refusals.reasons == {}
+    refusals.add(KEYS, error, ())  # gone by then
+    refusals.keep(MLX)
+    assert refusals.reasons == {}
+
+
+def test_of_a_device_with_two_ports_the_one_that_is_named_is_refused() -> None:
+    ports = (("mlx4_0", 1, "10.0.0.1"), ("mlx4_0", 2, "10.0.0.2"))
+    refusals = Refusals()
+    refusals.add(ports, "port 2 of RDMA device mlx4_0 has too small completion queues", ())
+    assert set(refusals.reasons) == {ports[1]}
+    refusals.add(ports, "RDMA device mlx4_0 cannot be opened: no permission", ())
+    assert set(refusals.reasons) == set(ports)
 
 
 def test_the_fabrics_rdma_devices_are_those_that_its_selector_means() -> None:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+from epfabric_agent.topology.discover import with_nics
 from epfabric_agent.topology.gpus import find_gpus
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.nics import find_nics
@@ -15,11 +16,13 @@ from epfabric_agent.topology.rdma import (
     ROCE_V1,
     ROCE_V2,
     Gid,
+    RdmaPort,
     choose_gid,
     find_ports,
     openable_devices,
     spoken,
 )
+from epfabric_crds.node import Nic
 
 
 def machine(root: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Machine:
@@ -142,7 +145,7 @@ def test_a_device_that_cannot_be_opened_hides_no_other() -> None:
             SimpleNamespace(
                 query_device=lambda: SimpleNamespace(phys_port_cnt=2),
                 query_port=lambda number: SimpleNamespace(
-                    state=4 if number == 1 else 1, gid_tbl_len=8
+                    state=4 if number == 1 else 1, gid_tbl_len=8, link_layer=3 - number
                 ),
                 query_gid_table=lambda size: [entry],
             )
@@ -154,6 +157,18 @@ def test_a_device_that_cannot_be_opened_hides_no_other() -> None:
     assert (first.device, first.number, first.active) == ("mlx5_1", 1, True)
     assert first.gids == (Gid("::1", ROCE_V2),)
     assert (second.number, second.active, second.gids) == (2, False, ())
+    assert (first.infiniband, second.infiniband) == (False, True)
+
+
+def test_ports_know_the_driver_and_whether_there_is_an_interface() -> None:
+    ports = [RdmaPort(device, 1, True, ()) for device in ("mlx5_0", "rdmap0", "mlx5_9")]
+    nics = (
+        Nic(name="eth0", rdma_device="mlx5_0", driver="mlx5_core"),
+        Nic(name="eth1"),
+        Nic(name="rdmap0", rdma_device="rdmap0", driver="efa"),
+    )
+    found = [(port.interface, port.driver) for port in with_nics(ports, nics)]
+    assert found == [(True, "mlx5_core"), (False, "efa"), (True, "")]
 
 
 def test_a_gid_is_chosen_by_kind_and_address() -> None:
