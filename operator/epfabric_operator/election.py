@@ -103,6 +103,8 @@ class Election:
                 self._kube.replace(self._path, self._body(lease))
         except ApiError as error:
             if error.status == 409:
+                # If it is gone at the next look, whoever has it now may not know yet.
+                self._seen = ("another", self._clock(), LONGEST_S)
                 return "another, just now"
             raise
         self._tenure.renew(asked)
@@ -125,7 +127,7 @@ class Election:
     def _free(self, spec: Object) -> bool:
         holder = spec.get("holderIdentity")
         declared = int(spec.get("leaseDurationSeconds") or 0)
-        mark = (holder, spec.get("renewTime")) if holder else None
+        mark = (holder, spec.get("renewTime")) if spec else None
         seen, since, counts_s = self._seen
         if mark != seen:
             since = self._clock()

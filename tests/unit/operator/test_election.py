@@ -52,10 +52,15 @@ class Leases:
     def replace(self, path: str, body: dict[str, Any]) -> None:
         self._write(body, body["metadata"].get("resourceVersion"))
 
-    def meddle(self, dice: random.Random) -> None:
-        """Somebody deletes the Lease, empties it or gives it to another, by hand."""
-        if dice.random() < 0.3 or self.lease is None:
-            self.lease = None
+    def meddle(self, dice: random.Random, known: bool) -> None:
+        """Somebody deletes the Lease, empties it or gives it to another, by hand.
+
+        Deletes only one that is `known`: nobody can see that one was taken and deleted since.
+        """
+        if self.lease is None:
+            return
+        if dice.random() < 0.3:
+            self.lease = None if known else self.lease
             return
         self.version += 1
         self.lease["metadata"]["resourceVersion"] = str(self.version)
@@ -92,6 +97,11 @@ class Candidate:
             elif self.election.renew():
                 self.tenure.end()
         self.busy = False
+
+    def knows(self, lease: dict[str, Any] | None) -> bool:
+        spec = (lease or {}).get("spec") or {}
+        mark = (spec.get("holderIdentity"), spec.get("renewTime")) if spec else None
+        return self.tenure.left_s() > 0 or self.election._seen[0] == mark
 
     def leave(self) -> None:
         """Ends in order, after which it is a new process."""
@@ -131,7 +141,7 @@ def test_no_two_candidates_may_write_at_once() -> None:
         clock.now += dice.uniform(0, 1)
         check()
         if dice.random() < 0.005:
-            leases.meddle(dice)
+            leases.meddle(dice, all(c.knows(leases.lease) for c in candidates))
         if dice.random() < 0.01:
             dice.choice(candidates).leave()
         dice.choice(candidates).step()
