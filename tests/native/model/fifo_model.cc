@@ -64,7 +64,7 @@ void consume(model::Run& run, uint64_t commands) {
   std::array<std::atomic<uint8_t>, 1> left{};
   std::atomic<uint32_t> departed{0};
   const SessionView view{1, 1, own, regions, left, &departed};
-  Ring ring(0, at.slots, &at.counters, kDepth);
+  Ring ring(0, at.slots, &at.counters, nullptr, kDepth);
   uint32_t failed = 0;
   for (uint64_t ticket = 0; ticket < commands; ++ticket) {
     uint32_t budget = 1;

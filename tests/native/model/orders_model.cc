@@ -60,7 +60,7 @@ bool refusals(bool after_completed) {
   const int proxy = world.thread("proxy", [&](model::Run& run) {
     Memory at;
     bind(run, at);
-    Ring ring(0, at.slots[0], &at.counters, kDepth);
+    Ring ring(0, at.slots[0], &at.counters, nullptr, kDepth);
     run.assume(!at.take(ring) && ring.taken() == 1);
     ring.retire();
   });
@@ -125,7 +125,7 @@ bool quiet_rings() {
   };
   const int other = world.thread("proxy 1", [&](model::Run& run) {
     Memory at;
-    Ring ring(1, at.slots[1], &at.counters, kDepth);
+    Ring ring(1, at.slots[1], &at.counters, nullptr, kDepth);
     bind(run, at, ring);
     run.assume(at.take(ring));
     ring.finish();
@@ -134,8 +134,8 @@ bool quiet_rings() {
   });
   world.thread("proxy 0", [&](model::Run& run) {
     Memory at;
-    Ring own(0, at.slots[0], &at.counters, kDepth);
-    const Ring ring(1, at.slots[1], &at.counters, kDepth);
+    Ring own(0, at.slots[0], &at.counters, nullptr, kDepth);
+    const Ring ring(1, at.slots[1], &at.counters, nullptr, kDepth);
     bind(run, at, ring);
     run.assume(at.take(own) && ring.idle());
     run.expect(__atomic_load_n(&at.data, __ATOMIC_RELAXED) == 1,
