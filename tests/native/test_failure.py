@@ -176,7 +176,7 @@ def test_descriptions_of_another_rank_or_with_other_settings_are_refused() -> No
     with pytest.raises(_native.NativeError, match="is none"):
         join(b"????" + one.describe()[4:], two.describe())
     newer = one.describe()[:4] + (7).to_bytes(4, "little") + one.describe()[8:]
-    with pytest.raises(_native.NativeError, match="of version 7, this one of version 1"):
+    with pytest.raises(_native.NativeError, match=r"of version 7, this one of version \d+:"):
         join(newer, two.describe())
     lone = _native.Core(address="", provider="")
     alone = open_on(lone, 0, 2)

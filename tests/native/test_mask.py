@@ -115,7 +115,8 @@ def test_a_lost_rank_leaves_its_node_and_the_barrier_complete(lost: int, entered
         for node in group.nodes:
             node.core.exclude_ranks(1, [lost])
         group.pods[lost].session.close()
-        assert (group.pods[lost].session.region_bytes == 0) == (lost in (1, 3))
+        # Rank 1 leads its rail for the others, from the first node: its memory stays until the end.
+        assert (group.pods[lost].session.region_bytes == 0) == (lost == 3)
         late.run(0, barrier())
         for pod, ticket in tickets:
             pod.wait(0, ticket)
