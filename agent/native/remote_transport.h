@@ -3,7 +3,8 @@
 // used by its thread only. An operation completes when its source may be reused. Where a link's
 // writes arrive in order, one marker, which completes when it is visible at the target, tells that
 // all before it are; where they don't, the receiver says how far it has come (gate.h).
-// remote_links.h, remote_post.h, remote_gate.h and remote_arrivals.h define what is not here;
+// Where the endpoint can, a connection that breaks is made anew (remote_mend.h). remote_links.h,
+// remote_post.h, remote_gate.h, remote_mend.h and remote_arrivals.h define what is not here;
 // remote_transport.cc makes the instances.
 #pragma once
 

@@ -1,0 +1,70 @@
+// How groups of random shape are moved under the ordering contract's checker until much has been
+// posted and all of it has come to an end; for unordered_test.cc and mend_test.cc.
+#pragma once
+
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "hand_group.h"
+#include "order_checker.h"
+
+namespace epfabric::test {
+
+// Operations that a test wants in all: of the environment, or `usual`.
+inline uint64_t wanted_operations(uint64_t usual) {
+  const char* given = std::getenv("EPFABRIC_OPERATIONS");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
+}
+
+inline HandShape random_shape(std::minstd_rand& random) {
+  static const std::vector<std::vector<std::vector<uint32_t>>> kNodes{
+      {{0}, {1}}, {{0, 1}, {2}}, {{0}, {1}, {2}}};
+  HandShape shape;
+  shape.nodes = kNodes[random() % kNodes.size()];
+  shape.proxies = 1 + random() % 2;
+  shape.rings = 2 + random() % 2;
+  shape.signals = kWords;
+  shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
+  shape.limits.inflight = random() % 2 == 0 ? 256 : 16;
+  return shape;
+}
+
+struct Course {
+  uint64_t posts;        // operations to post
+  uint64_t most_turns;   // to come to an end
+  uint64_t step_ns = 0;  // that passes beside each turn
+};
+
+// Turns until `done`; what is wrong, or "".
+template <class Group, class Done>
+std::string turn_until(Group& group, OrderChecker& checker, const Course& course, Done&& done) {
+  for (uint64_t turns = 0; !done(); ++turns) {
+    if (turns == course.most_turns) return "it does not come to an end";
+    group.pass_time(course.step_ns);
+    group.turn();
+    checker.look();
+    if (!checker.fault().empty()) return checker.fault();
+    if (!group.failure().empty()) return group.failure();
+  }
+  return "";
+}
+
+// What is wrong, or "".
+template <class Group, class Network>
+std::string play(Group& group, const Network& network, OrderChecker& checker,
+                 const Course& course) {
+  std::string fault = turn_until(group, checker, course, [&] {
+    for (int i = 0; i < 4; ++i) checker.push();
+    return network.posted() >= course.posts;
+  });
+  if (!fault.empty()) return fault;
+  fault = turn_until(group, checker, course, [&] {
+    checker.finish_barriers();
+    return checker.all_completed() && checker.barriers_even() && checker.all_signalled();
+  });
+  checker.look_at_places();
+  return fault.empty() ? checker.fault() : fault;
+}
+
+}  // namespace epfabric::test
