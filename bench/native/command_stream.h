@@ -32,7 +32,7 @@ class CommandStream {
  public:
   // `mixed`: not only WRITEs of 7 KiB but signals and drains as well.
   CommandStream(uint32_t ring, bool mixed)
-      : mixed_(mixed), random_(ring + 1), words_(Group::kRanks * Group::kSignals) {}
+      : ring_(ring), mixed_(mixed), random_(ring + 1), words_(Group::kRanks * Group::kSignals) {}
 
   const Expected& expected() const { return expected_; }
 
@@ -95,6 +95,8 @@ class CommandStream {
   // Every reason for which a command is refused, in turn.
   Slot next_bad(uint64_t ticket) {
     bad_ = bad_ % (static_cast<uint32_t>(Refusal::kCount) - 1) + 1;
+    // The one that a ring may not serve is a barrier, which the first ring may.
+    if (ring_ == 0 && static_cast<Refusal>(bad_) == Refusal::kUnsupported) bad_ = 1;
     const auto refusal = static_cast<Refusal>(bad_);
     expected_.refused[bad_] += 1;
     const Slot good = packed({1, 0, 0, kUnits, 0, 0});
@@ -121,12 +123,13 @@ class CommandStream {
       case Refusal::kHalfCas:
         return {head_of(Op::kCasSwap, 0), 7};
       case Refusal::kUnsupported:
-        return {head_of(Op::kAdd, 1), 7};
+        return pack_barrier();
       default:
         return {head_of(Op::kInvalid, 1), 7};
     }
   }
 
+  const uint32_t ring_;
   const bool mixed_;
   std::mt19937 random_;
   std::vector<uint64_t> words_;  // signal words' values, by rank and word

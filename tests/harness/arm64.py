@@ -34,7 +34,13 @@ PACKAGES = (
     "python3-minimal",
 )
 TRIPLET = "aarch64-linux-gnu"
-SOURCES = ("agent/native", "agent/CMakeLists.txt", "kernels", "tests/native")
+SOURCES = (
+    "agent/native",
+    "agent/CMakeLists.txt",
+    "kernels",
+    "tests/native",
+    "tests/harness/cached.cmake",
+)
 # Grace's kernels are often built with it; the largest that arm64 knows.
 PAGE_BYTES = 65536
 TOOLCHAIN = """\
@@ -80,9 +86,8 @@ class Built:
 def built() -> Built:
     """Builds what is not in the cache; about 2 min on two cores. Raises HarnessError."""
     digest = hashlib.sha256(sysroot_key().encode())
-    for path in sorted({path for name in SOURCES for path in walk(ROOT / name)}):
-        if path.suffix in (".cc", ".h", ".cmake", ".txt"):
-            digest.update(f"\0{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    for path in sources():
+        digest.update(f"\0{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     digest.update(nanobind().encode())
     folder = cache() / "arm64" / f"built-{digest.hexdigest()[:16]}"
     if not folder.is_dir():
@@ -90,6 +95,12 @@ def built() -> Built:
             if not folder.is_dir():
                 build(sysroot(), folder)
     return Built(folder, cache() / "arm64" / f"sysroot-{sysroot_key()}")
+
+
+def sources() -> list[Path]:
+    """What goes into the build, sorted."""
+    found = {path for name in SOURCES for path in walk(ROOT / name)}
+    return sorted(path for path in found if path.suffix in (".cc", ".h", ".cmake", ".txt"))
 
 
 def sysroot_key() -> str:
@@ -122,11 +133,16 @@ def build(sysroot: Path, folder: Path) -> None:
     """Configures and compiles the three, then publishes what came out as `folder`."""
     begun = time.monotonic()
     say("cross-building the native code for arm64 (about 2 min on two cores)")
-    # Always the same path, which the lock keeps to one build, so that a compiler's cache hits.
+    # Always the same path, which the lock keeps to one build, so that a compiler's cache hits: so
+    # the sources are copied there, for it hits only for the same path of each.
     work = folder.parent / "work"
     shutil.rmtree(work, ignore_errors=True)
-    result = work / "result"
+    result, tree = work / "result", work / "tree"
     result.mkdir(parents=True)
+    for path in sources():
+        copy = tree / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     try:
         toolchain = prepare(work, sysroot)
         for name, source in (
@@ -134,7 +150,7 @@ def build(sysroot: Path, folder: Path) -> None:
             ("agent", "agent"),
             ("host", "kernels/host"),
         ):
-            compile_one(ROOT / source, work / name, toolchain, sysroot, f"{source} for arm64")
+            compile_one(tree / source, work / name, toolchain, sysroot, f"{source} for arm64")
             for pattern in ("native_tests", "_*.so"):
                 for path in (work / name).glob(pattern):
                     shutil.copy(path, result)
@@ -175,6 +191,8 @@ def compile_one(source: Path, build: Path, toolchain: Path, sysroot: Path, what:
     environment = {
         "PKG_CONFIG_LIBDIR": str(sysroot / "usr" / "lib" / TRIPLET / "pkgconfig"),
         "PKG_CONFIG_SYSROOT_DIR": str(sysroot),
+        "CCACHE_DIR": str(cache() / "ccache"),
+        "CCACHE_MAXSIZE": "2G",
     }
     configure: Sequence[str] = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja"]
     run([*configure, *options], f"configuring {what}", environment)
