@@ -210,6 +210,10 @@ class EpochPart(ABC):
         if epoch.ranks or epoch.kept or epoch.failing or epoch.closed:
             return
         epoch.closed = True
+        await asyncio.shield(self._aside(self._close(epoch)))
+
+    async def _close(self, epoch: LocalEpoch) -> None:
+        """A task of its own: whoever waits for it may be cancelled."""
         await ending(self._context.observe)
         await epoch.close()
         self._count_no_more(epoch)
@@ -240,7 +244,7 @@ class EpochPart(ABC):
 
     async def _fail(self, reason: str) -> None:
         epoch = self.epoch
-        if epoch is None or epoch.failing:
+        if epoch is None or epoch.failing or epoch.closed:
             return
         _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
         epoch.failing = True

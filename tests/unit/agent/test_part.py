@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,18 +30,26 @@ WAIT_S = 15.0
 
 
 class HeldCore:
-    """The core, whose mask_ranks() begins when it may."""
+    """The core; these calls of it begin when they may."""
 
     def __init__(self, core: _native.Core) -> None:
-        self.core, self.may_mask = core, threading.Event()
-        self.may_mask.set()
+        self.core = core
+        names = ("mask_ranks", "exclude_ranks", "close_epoch")
+        self.may = {name: threading.Event() for name in names}
+        self.go_on()
 
-    def mask_ranks(self, group: int, ranks: list[int]) -> None:
-        assert self.may_mask.wait(WAIT_S)
-        self.core.mask_ranks(group, ranks)
+    def go_on(self) -> None:
+        for event in self.may.values():
+            event.set()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.core, name)
+        call, may = getattr(self.core, name), self.may.get(name)
+
+        def held(*arguments: Any) -> None:
+            assert may is None or may.wait(WAIT_S)
+            call(*arguments)
+
+        return call if may is None else held
 
 
 class Node(Coordinator):
@@ -52,6 +60,7 @@ class Node(Coordinator):
         super().__init__(Membership(GROUP, 0, limits, bytes(16)), lambda _: None, lambda: None)
         self.core = HeldCore(_native.Core(address="127.0.0.1", provider="", idle="adaptive"))
         self.told: list[tuple[str, int]] = []
+        self.attached = 0
         self.part = Part(
             GROUP,
             PartContext(
@@ -75,10 +84,14 @@ class Node(Coordinator):
             ),
         )
 
+    def attach(self, node: str, endpoint: str, last_epoch: int) -> Seat:
+        self.attached += 1
+        return super().attach(node, endpoint, last_epoch)
+
     def receive(self, seat: Seat, message: pb.ToCoordinator) -> None:
         super().receive(seat, message)
         if message.WhichOneof("kind") == "leaving":
-            self.core.may_mask.set()
+            self.core.may["mask_ranks"].set()
 
     def hello(self, rank: int) -> LocalRank:
         handle = self.part.admit(rank, WORLD, f"ns/pod-{rank}")
@@ -109,6 +122,17 @@ class Node(Coordinator):
         reply = await asyncio.wait_for(self.part.leave(local), WAIT_S)
         assert isinstance(reply, messages.LeaveReply)
 
+    async def epoch_ended(self, epoch: int) -> None:
+        """After the last leave was answered: the coordinator's node is the last to let it go."""
+        await until(lambda: ("epoch ended", epoch) in self.told)
+        await until(lambda: self.part.epoch is None)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not check():
+            await asyncio.sleep(0.005)
+
 
 @asynccontextmanager
 async def node() -> AsyncIterator[Node]:
@@ -116,7 +140,7 @@ async def node() -> AsyncIterator[Node]:
     try:
         yield made
     finally:
-        made.core.may_mask.set()
+        made.core.go_on()
         await made.part.close("the test ends")
         made.core.core.close()
 
@@ -139,12 +163,11 @@ def fills_a_ring(local: LocalRank) -> None:
 async def test_an_epoch_ends_whose_last_round_masks_rank_0_while_all_others_leave() -> None:
     async with node() as here:
         lost, other = await here.joined(epoch=1)
-        here.core.may_mask.clear()  # until the other one has asked to leave
+        here.core.may["mask_ranks"].clear()  # until the other one has asked to leave
         masked = asyncio.create_task(here.part.lost(lost, "its process ended"))
         await here.leave(other)
         await asyncio.wait_for(masked, WAIT_S)
-        assert here.part.epoch is None
-        assert ("epoch ended", 1) in here.told
+        await here.epoch_ended(1)
         for local in await here.joined(epoch=2):
             await here.leave(local)
 
@@ -154,8 +177,7 @@ async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_o
         lost, other = await here.joined(epoch=1)
         fills_a_ring(lost)  # so that its leave does not end
         leave = asyncio.create_task(here.part.leave(lost))
-        await asyncio.sleep(0.05)
-        assert lost.stage is Stage.LEAVING
+        await until(lambda: lost.stage is Stage.LEAVING)
         event = SimpleNamespace(
             kind="lost", group=lost.handle, ranks=[0], rank=0, detail="a write to it failed"
         )
@@ -169,5 +191,26 @@ async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_o
         # Its first proxy serves the node's barriers, so that its CPU is not free yet.
         assert here.told == [("failed", 0), ("shrunk", 0)]
         await here.leave(other)
-        assert here.part.epoch is None
+        await here.epoch_ended(1)
+        assert here.told.count(("released", 0)) == 1
+
+
+async def test_an_epoch_that_is_being_closed_is_not_ended_again_when_its_link_breaks() -> None:
+    async with node() as here:
+        lost, other = await here.joined(epoch=1)
+        epoch = here.part.epoch
+        assert epoch is not None
+        for name in ("exclude_ranks", "close_epoch"):
+            here.core.may[name].clear()
+        masked = asyncio.create_task(here.part.lost(lost, "its process ended"))
+        await here.leave(other)
+        await until(lambda: not epoch.kept)
+        here.core.may["exclude_ranks"].set()
+        await until(lambda: epoch.closed)
+        here.dissolve()
+        await until(lambda: here.attached == 2 or here.part.epoch is None)
+        here.core.may["close_epoch"].set()
+        await asyncio.wait_for(masked, WAIT_S)
+        await here.epoch_ended(1)
+        assert here.told.count(("epoch ended", 1)) == 1
         assert here.told.count(("released", 0)) == 1
