@@ -24,6 +24,7 @@ from epfabric_agent.session.pod_thread import PodThread
 
 MAX_FDS = 4
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+ORPHAN_S = 0.3  # for a child that is about to close what a fork left it
 _SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
 
@@ -61,14 +62,16 @@ class Orphaned(Closed):
 class Connection:
     """One accepted connection, without blocking; one reader and any number of senders."""
 
-    def __init__(self, sock: socket.socket, thread: PodThread) -> None:
+    def __init__(self, sock: socket.socket, thread: PodThread, orphan_s: float = ORPHAN_S) -> None:
+        """`orphan_s`: how long the end of file may come after the end of the process."""
         sock.setblocking(False)
         self.thread = thread
+        self._orphan_s = orphan_s
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._held: set[int] = set()  # descriptors that came; only the pod's thread looks
         self._ready: asyncio.Future[None] | None = None
-        self._orphaned = False
+        self._last_look: float | None = None  # once the process has ended; in the loop's time
         self._pidfd = -1
         self._follow_process()
 
@@ -87,7 +90,7 @@ class Connection:
                     return await self.thread.run(self._take)
                 return self._take()
             except BlockingIOError:
-                if self._orphaned:
+                if self._last_look is not None and self._last_look <= self._loop.time():
                     raise Orphaned("its process has ended") from None
                 await self._readable()
 
@@ -112,7 +115,7 @@ class Connection:
         """Whether the pod's end is gone, also where that was not read yet."""
         if self._sock.fileno() < 0:
             return True
-        if self._orphaned:
+        if self._last_look is not None:
             return True
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
@@ -169,7 +172,9 @@ class Connection:
         self._ready = self._loop.create_future()
         self._loop.add_reader(fd, self._wake)
         try:
-            await self._ready
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._last_look):
+                    await self._ready
         finally:
             if self._sock.fileno() == fd:
                 self._loop.remove_reader(fd)
@@ -188,14 +193,19 @@ class Connection:
                     raise
                 self._pidfd = os.pidfd_open(self.process)
         except OSError as error:
-            self._orphaned = error.errno == errno.ESRCH
+            if error.errno == errno.ESRCH:
+                self._orphan()
             return
         self._loop.add_reader(self._pidfd, self._process_ended)
 
     def _process_ended(self) -> None:
         self._follow_no_more()
-        self._orphaned = True
+        self._orphan()
         self._wake()
+
+    def _orphan(self) -> None:
+        """Its children may be about to close the socket: until then nobody is said to hold it."""
+        self._last_look = self._loop.time() + self._orphan_s
 
     def _follow_no_more(self) -> None:
         if self._pidfd >= 0:
