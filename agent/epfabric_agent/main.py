@@ -8,6 +8,7 @@ Exit status: 0 ended by SIGTERM or SIGINT; 1 failed while it ended; 2 cannot sta
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import resource
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from epfabric_agent import heap
 from epfabric_agent.options import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 THREADS = 32
 LINGER_S = 2.0
+CANNOT_GO_ON = 2
 BEFORE_ENDS_S = 135.0  # the longest grace period of a pod and more
 _log = logging.getLogger("epfabric-agent")
 
@@ -87,9 +89,19 @@ def start(options: Options) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pod's rank has several files
     held = lock(options.state_dir, 0.0 if manifest else BEFORE_ENDS_S)
     try:
-        return asyncio.run(serve(options, manifest))
+        code = asyncio.run(serve(options, manifest))
     finally:
         os.close(held)
+    if code != CANNOT_GO_ON:
+        exit_now(code)
+    return code
+
+
+def exit_now(code: int) -> NoReturn:
+    """Without Python's own end, which would wait for every thread of every library."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def pki(arguments: list[str]) -> int:
@@ -140,7 +152,8 @@ def budget(arguments: list[str]) -> int:
 async def serve(options: Options, manifest: Manifest | None) -> int:
     """Runs until a signal; a second one, or options.stop_s, ends the process at once.
 
-    What still waits for an API server at the end is not waited for.
+    What still waits for an API server at the end is not waited for. At options.stop_s the log shows
+    what every thread does, whatever holds up the loop.
     """
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="agent"))
@@ -149,9 +162,9 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
     def end() -> None:
         if stop.is_set():
             os._exit(1)
+        faulthandler.dump_traceback_later(options.stop_s, exit=True)
         _log.info("ending")
         stop.set()
-        loop.call_later(options.stop_s, lambda: os._exit(1))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
@@ -168,7 +181,7 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
         if _log.isEnabledFor(logging.DEBUG):
             _log.exception("the agent cannot go on")
         print(f"epfabric-agent: {error}", file=sys.stderr)
-        return 1 if stop.is_set() else 2
+        return 1 if stop.is_set() else CANNOT_GO_ON
     loop.call_later(LINGER_S, lambda: os._exit(0))
     return 0
 

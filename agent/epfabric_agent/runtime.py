@@ -38,6 +38,7 @@ from epfabric_agent.telemetry import config as telemetry_config
 from epfabric_agent.telemetry import runtime as telemetry_runtime
 from epfabric_agent.telemetry.snapshot import Snapshot
 from epfabric_agent.telemetry.traces import LOOK_S, Traces
+from epfabric_agent.threads import named
 from epfabric_agent.topology.cpus import CpuLedger, Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
@@ -240,15 +241,16 @@ class Runtime:
             await asyncio.sleep(PORT_LOOK_S)
 
     async def close(self) -> None:
-        """Ends everything in order; each step has a bound."""
+        """Ends everything in order; each step has a bound, and the log names a slow one."""
         why = f"the agent of node {self.identity.node} ended"
-        await self.hub.close(why)
-        await self.sockets.close()
-        await self._server.stop()
-        await asyncio.to_thread(self._traces.shutdown, TELEMETRY_S)
+        await named("its groups", self.hub.close(why))
+        await named("its sessions", self.sockets.close())
+        await named("other agents' calls", self._server.stop())
+        await named("traces", asyncio.to_thread(self._traces.shutdown, TELEMETRY_S))
         if self._telemetry is not None:
-            await asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
-        await self.core.use(None)
+            last = asyncio.to_thread(self._telemetry.shutdown, TELEMETRY_S)
+            await named("the last metrics", last)
+        await named("the core", self.core.use(None))
 
     def _choose(self, settings: Settings) -> Choice:
         return choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from agent.kubeconfig import kubeconfig
-from agent.two_agents import AGENT, WAIT_S
+from agent.two_agents import AGENT, WAIT_S, two_agents
 from harness.process import Process, Processes, wait_until
 
 
@@ -60,11 +61,17 @@ def api_server() -> Iterator[ThreadingHTTPServer]:
         server.server_close()
 
 
-def agent(processes: Processes, port: int, name: str) -> Process:
+def agent(processes: Processes, port: int, name: str, *more: str, early: str = "") -> Process:
+    """`early`: Python that runs in its process before its own."""
     config = kubeconfig(processes.folder, port)
-    flags = ["--node=a", "--fabric=moe", "--address=127.0.5.1", "--port=0"]
+    flags = ["--node=a", "--fabric=moe", "--address=127.0.5.1", "--port=0", *more]
     state = processes.folder / name
-    return processes.start(name, [AGENT, *flags, f"--kubeconfig={config}", f"--state-dir={state}"])
+    (processes.folder / "sitecustomize.py").write_text(early)
+    return processes.start(
+        name,
+        [AGENT, *flags, f"--kubeconfig={config}", f"--state-dir={state}"],
+        env={**os.environ, "PYTHONPATH": str(processes.folder)},
+    )
 
 
 def test_an_agent_that_nobody_certifies_ends_when_told() -> None:
@@ -73,6 +80,40 @@ def test_an_agent_that_nobody_certifies_ends_when_told() -> None:
         asked: threading.Event = server.asked  # type: ignore[attr-defined]
         wait_until(asked.is_set, WAIT_S, "the request to be made", running)
         assert running.stop(grace_s=WAIT_S) == 0, running.tail()
+
+
+STUCK = """
+import sys, threading, time
+if any(word.startswith("--manifest") for word in sys.orig_argv):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+"""
+HELD = """
+import logging, time
+def hold(record):
+    if record.getMessage() == "ending":  # said by the loop, which stands still in here
+        time.sleep(600)
+    return True
+logging.getLogger("epfabric-agent").addFilter(hold)
+"""
+
+
+def test_a_thread_that_does_not_end_holds_up_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with two_agents() as pair:
+        for running in pair.agents.values():
+            assert running.stop() == 0, running.tail()
+
+
+def test_an_agent_whose_loop_stands_still_ends_in_its_time_and_shows_where() -> None:
+    with Processes("epfabric-ends-") as processes, api_server() as server:
+        running = agent(processes, server.server_port, "held", "--stop-s=1", early=HELD)
+        asked: threading.Event = server.asked  # type: ignore[attr-defined]
+        wait_until(asked.is_set, WAIT_S, "the request to be made", running)
+        assert running.stop() == 1, running.tail()
+        assert "sitecustomize.py" in running.tail(100)
 
 
 def heeds(process: Process) -> bool:

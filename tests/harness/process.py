@@ -23,6 +23,7 @@ from typing import Any
 CLONE_NEWNS = 0x00020000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 START_SECONDS = 20.0
+GRACE_S = 30.0  # as Kubernetes gives a pod: our programs' own bounds (20 s) come first, and say why
 END_SECONDS = 60.0
 
 _namespace_lock = threading.Lock()
@@ -72,7 +73,7 @@ class Process:
         if not self.ended.is_set():
             self._owner.ask({"signal": number, "pid": self.pid})
 
-    def stop(self, grace_s: float = 10.0) -> int:
+    def stop(self, grace_s: float = GRACE_S) -> int:
         """SIGTERM, then SIGKILL after `grace_s`; returns the exit code."""
         self.signal(signal.SIGTERM)
         if not self.ended.wait(grace_s):

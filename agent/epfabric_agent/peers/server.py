@@ -21,7 +21,7 @@ from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
 
 ATTACH_S = 5.0
-STOP_S = 1.0
+STOP_S, CUT_S = 1.0, 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -131,4 +131,8 @@ class PeerServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        await self._server.stop(STOP_S)
+        """Other agents' calls are cut off after STOP_S; what then still runs is left."""
+        try:
+            await asyncio.wait_for(self._server.stop(STOP_S), STOP_S + CUT_S)
+        except TimeoutError:
+            _log.warning("calls of other agents did not end in %g s", STOP_S + CUT_S)

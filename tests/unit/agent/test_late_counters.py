@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import pytest
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.part_epoch import UNREAD, EpochPart
 from epfabric_agent.nic.counters import NicFaults
 from epfabric_agent.peers.link import Link
 from epfabric_agent.proto import peer_pb2 as pb
-from epfabric_agent.threads import in_time
+from epfabric_agent.threads import in_time, named
 from epfabric_agent.topology.machine import Machine
 
 if TYPE_CHECKING:
@@ -73,3 +74,18 @@ async def test_a_look_that_does_not_end_is_waited_for_once(tmp_path: Path) -> No
     await asyncio.wait_for(asyncio.shield(cast("asyncio.Task[None]", faults._looking)), WAIT_S)
     await faults.look_in_time(WAIT_S)
     assert len(looks) == 2
+
+
+async def test_the_agents_end_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+
+    async def end() -> None:
+        await ended.wait()
+
+    slow = asyncio.create_task(named("the core", end(), say_s=0.0))
+    async with asyncio.timeout(WAIT_S):
+        while "the agent's end waits for the core" not in caplog.text:
+            await asyncio.sleep(0.005)
+    assert not slow.done()
+    ended.set()
+    await asyncio.wait_for(slow, WAIT_S)
