@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BOOTSTRAP := bash tests/harness/bootstrap.sh
 RUN := PYTHONPATH=tests:examples .venv/bin/python
+# More compilers at once than cores, or tests beside them, cost all of them more than they save.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export UV_CONCURRENT_BUILDS ?= 1
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
 .PHONY: help demo test check bench cluster gpu images

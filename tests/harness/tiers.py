@@ -1,8 +1,8 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
-Tiers without a cluster run first, while the programs that the others need are being built. Those
-on real nodes wait more than they compute: they, and telemetry after them, run beside those on a
-control plane alone.
+Tiers without a cluster run first, then the programs that the others need are built, one thing at a
+time: builds beside tests cost both more than they save. Tiers on real nodes wait more than they
+compute: they, and telemetry after them, run beside those on a control plane alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLAIN, CONTROL, NODES = "plain", "on a control plane", "on real nodes"
 NO_TESTS_COLLECTED = 5
 GROUP_S = 5400.0  # of one group, which should never take that long
 TIDY_S = 90.0  # in which a group that is interrupted ends what it started
-BUILDS = (("harness.build", "all"), ("harness.images",))  # Go programs; beside them the images
+BUILD_S = 3600.0  # of the programs that tiers share, from nothing
 LATER = ROOT / "build" / "tests-on-real-nodes.log"
 
 
@@ -107,24 +107,15 @@ def run_all(tiers: list[Tier]) -> list[str]:
     plain, control, nodes = (
         [tier.name for tier in tiers if tier.group == group] for group in (PLAIN, CONTROL, NODES)
     )
-    builds = [start(*what) for what in BUILDS] if control or nodes else []
-    # Only its own tests need it, which then build it themselves.
-    besides = [start("harness.build", "arm64")] if "images" in nodes else []
     failed = []
-    try:
-        if plain and pytest(plain) != 0:
-            failed.append(plain)
-        if builds:
-            say("waiting for the programs that the next tiers need (their progress is above)")
-            if any(build.wait() != 0 for build in builds):
-                say("these could not be built: see above; their tiers are failed")
-                return list(map(", ".join, [*failed, control + nodes]))
+    if plain and pytest(plain) != 0:
+        failed.append(plain)
+    if control or nodes:
+        # Only the images' tests need the code for arm64.
+        if not all(map(built, ["all"] + ["arm64"] * ("images" in nodes))):
+            say("these could not be built: see above; their tiers are failed")
+            return list(map(", ".join, [*failed, control + nodes]))
         failed += beside(control, nodes)
-    finally:
-        for build in builds + besides:
-            if build.poll() is None:
-                build.terminate()
-                build.wait(30)
     return list(map(", ".join, failed))
 
 
@@ -165,8 +156,10 @@ def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
         raise
 
 
-def start(*module: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", *module], cwd=ROOT)
+def built(what: str) -> bool:
+    say(f"building {what}, where it is not built yet")
+    build = [sys.executable, "-m", "harness.build", what]
+    return ended(subprocess.Popen(build, cwd=ROOT), BUILD_S) == 0
 
 
 def pytest(names: list[str]) -> int:
