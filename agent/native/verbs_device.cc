@@ -90,6 +90,13 @@ std::string VerbsDevice::name() const {
   return "port " + std::to_string(wanted_.port) + " of RDMA device " + wanted_.device;
 }
 
+bool VerbsDevice::active() const {
+  ibv_port_attr now{};
+  const verbs_context* calls = ::verbs_get_ctx(context());
+  return calls->query_port(context(), wanted_.port, &now, sizeof(now)) == 0 &&
+         now.state == IBV_PORT_ACTIVE;
+}
+
 std::optional<uint32_t> VerbsDevice::index_of_gid() const {
   std::vector<ibv_gid_entry> table(static_cast<size_t>(std::max(port_.gid_tbl_len, 1)) *
                                    std::max<size_t>(attributes_.phys_port_cnt, 1));

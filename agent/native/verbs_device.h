@@ -54,6 +54,7 @@ class VerbsDevice {
   uint32_t gid_index() const { return gid_index_; }
   bool ethernet() const { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
   std::string name() const;  // for messages
+  bool active() const;       // whether the port is up now
 
  private:
   std::optional<uint32_t> index_of_gid() const;

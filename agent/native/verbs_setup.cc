@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "verbs_endpoint.h"
 
@@ -149,8 +150,13 @@ PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
 
 void VerbsEndpoint::meet() {
   uint32_t made = 0;
+  std::optional<bool> active;
   for (Peer& peer : peers_) {
     if (peer.link.met() || peer.down || !peer.fault.empty()) continue;
+    if (peer.link.generation > 1) {  // the port may still be down
+      if (!active) active = device_.active();
+      if (!*active) continue;
+    }
     try {
       if (!peer.pair) {
         if (made == kPairsAtOnce) continue;
@@ -181,8 +187,12 @@ ibv_ah_attr VerbsEndpoint::route_to(const VerbsAddress& at) const {
 }
 
 void VerbsEndpoint::prepare(Peer& peer) {
-  ibv_ah_attr route = route_to(peer.at);
-  peer.handle.reset(ibverbs().create_ah(device_.domain(), &route));
+  // Once: for a peer that does not answer the kernel looks for a second, in which the proxy would
+  // serve nobody. One whose MAC address is another one now is met by the next epoch only.
+  if (!peer.handle) {
+    ibv_ah_attr route = route_to(peer.at);
+    peer.handle.reset(ibverbs().create_ah(device_.domain(), &route));
+  }
   if (!peer.handle) throw system_error(device_.name() + " knows no way to the peer");
   peer.pair = make_pair(IBV_QPT_RC, device_.sizes().send, 0, inlined_);
   peer.psn = at_random<uint32_t>() & kPsnBits;

@@ -1,6 +1,7 @@
 // Cores of one process that form a group over soft RoCE: bytes, signals, DRAIN, barriers, and what
 // is said when a queue pair or a rail is gone.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -64,38 +65,60 @@ constexpr const char* kFlap =
     "ip link set va0 down; sleep 0.3; ip link set va0 up; "
     "ip route replace 10.9.0.2 dev va0 src 10.9.0.1 table 101; "
     "ip route replace 10.9.0.1 dev vb0 src 10.9.0.2 table 102";
+constexpr int kMostFlaps = 20;
 
+struct Mended {
+  uint64_t ends = 0, operations = 0;
+};
+
+Mended mended_by(const CoreGroup& group) {
+  Mended out;
+  for (const RankPod& pod : group.pods) {
+    for (const auto& proxy : pod.session->proxies()) {
+      out.ends += proxy->count().mended.get();
+      out.operations += proxy->count().replayed.get();
+    }
+  }
+  return out;
+}
+
+// Rounds are taken for as long as links go down, so that each time something is under way.
 TEST_CASE("a group goes on over a link that goes down for a moment") {
-  CoreGroup group(shape_of());
-  constexpr uint64_t kRounds = 12;
-  constexpr int kFlaps = 2;
+  GroupShape shape = shape_of();
+  shape.settings.limits.stall_ns = kTestLimitNs;
+  CoreGroup group(shape);
   std::atomic<uint64_t> rounds{0};
-  std::atomic<bool> failed{false};
+  std::atomic<uint64_t> last{UINT64_MAX};
+  std::atomic<bool> enough{false}, failed{false};
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
-      for (uint64_t round = 1; round <= kRounds && !failed; ++round) {
+      for (uint64_t round = 1; round <= last && !failed; ++round) {
+        if (rank == 0 && enough) last = round;  // before its barrier, so that all know of it
         if (!take_round(group.pods[rank], rank, 3, round)) failed = true;
-        rounds += 1;
+        if (rank == 0) rounds = round;
       }
     });
   }
-  for (int flap = 1; flap <= kFlaps; ++flap) {
-    while (!failed && rounds < flap * 3 * kRounds / (kFlaps + 1)) std::this_thread::yield();
+  const auto two_more_rounds = [&] {
+    for (const uint64_t from = rounds; rounds < from + 2 && !failed;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  two_more_rounds();
+  int flaps = 0;
+  while (!failed && flaps < kMostFlaps && (flaps < 2 || mended_by(group).ends == 0)) {
+    flaps += 1;
     CHECK(std::system(kFlap) == 0);
+    two_more_rounds();
   }
+  enough = true;
   for (std::thread& thread : threads) thread.join();
   CHECK_FALSE(failed);
-  uint64_t mended = 0, replayed = 0;
-  for (const RankPod& pod : group.pods) {
-    for (const auto& proxy : pod.session->proxies()) {
-      mended += proxy->count().mended.get();
-      replayed += proxy->count().replayed.get();
-    }
-  }
-  std::printf("group_test: %llu ends mended, %llu operations sent again\n",
-              static_cast<unsigned long long>(mended), static_cast<unsigned long long>(replayed));
-  CHECK(mended > 0);
+  const Mended mended = mended_by(group);
+  std::printf("group_test: %d flaps, %llu ends mended, %llu operations sent again\n", flaps,
+              static_cast<unsigned long long>(mended.ends),
+              static_cast<unsigned long long>(mended.operations));
+  CHECK(mended.ends > 0);
   for (const auto& core : group.cores) CHECK(core->failure(1) == "");
   group.close();
 }
