@@ -18,12 +18,13 @@ class BenchError(Exception):
     """A bench that could not be built or run; says what to do where that is known."""
 
 
-def build(say: Callable[[str], None]) -> None:
-    """Quick when nothing changed."""
+def build(say: Callable[[str], None], *programs: str) -> None:
+    """All of them where none is named. Quick when nothing changed."""
     say("building the native programs (a minute the first time)")
     source = ROOT / "bench" / "native"
     configure = ["cmake", "-S", str(source), "-B", str(BUILD), "-G", "Ninja"]
-    for command in (configure, ["cmake", "--build", str(BUILD)]):
+    targets = ["--target", *programs] if programs else []
+    for command in (configure, ["cmake", "--build", str(BUILD), *targets]):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
         )

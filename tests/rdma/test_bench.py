@@ -17,13 +17,13 @@ PEERS = {
 
 
 def test_a_small_run_stands_beside_perftest() -> None:
-    native.build(print)
+    native.build(print, "verbs")
     vm.prepare()
     run = Run(small=True)
     lines = verbs.measure(run)
     assert all(line.verified for line in lines)
     for case, peer in PEERS.items():
         sides = [line.side for line in lines if (line.case, line.metric) == case]
-        assert sorted(sides) == sorted(["epfabric", peer] * run.rounds), (case, sides)
+        assert sorted(sides) == sorted(["epfabric", peer]), (case, sides)
         for line in lines:
             assert 0 < line.samples[0] < 1e9
