@@ -6,6 +6,8 @@ RUN := PYTHONPATH=tests:examples .venv/bin/python
 # More compilers at once than cores, or tests beside them, cost all of them more than they save.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UV_CONCURRENT_BUILDS ?= 1
+# Hundreds of processes start here: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 CXX_FILES := $(shell git ls-files '*.h' '*.cc' '*.cuh' '*.cu')
 
 .PHONY: help demo test check bench cluster gpu images

@@ -40,6 +40,10 @@ fi
 
 exec 9> "$CACHE/sync.lock"
 flock -w 1800 9 || fail "another setup holds $CACHE/sync.lock for over 30 minutes"
-[ -x .venv/bin/python ] || say "step 3 of 3: Python packages and the native code (about 2 minutes the first time)"
-UV_PYTHON_DOWNLOADS=never "$uv" sync --frozen --all-packages --quiet ||
+options=()
+if [ ! -x .venv/bin/python ]; then
+  say "step 3 of 3: Python packages and the native code (about 2 minutes the first time)"
+  options=(--compile-bytecode) # for accounts that cannot write it here
+fi
+UV_PYTHON_DOWNLOADS=never "$uv" sync --frozen --all-packages --quiet "${options[@]}" ||
   fail "the Python environment could not be made: see above"
