@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 THREADS = 32
 LINGER_S = 2.0
-CANNOT_GO_ON = 2
 BEFORE_ENDS_S = 135.0  # the longest grace period of a pod and more
 _log = logging.getLogger("epfabric-agent")
 
@@ -89,19 +89,9 @@ def start(options: Options) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a pod's rank has several files
     held = lock(options.state_dir, 0.0 if manifest else BEFORE_ENDS_S)
     try:
-        code = asyncio.run(serve(options, manifest))
+        return asyncio.run(serve(options, manifest))
     finally:
         os.close(held)
-    if code != CANNOT_GO_ON:
-        exit_now(code)
-    return code
-
-
-def exit_now(code: int) -> NoReturn:
-    """Without Python's own end, which would wait for every thread of every library."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
 
 
 def pki(arguments: list[str]) -> int:
@@ -162,9 +152,9 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
     def end() -> None:
         if stop.is_set():
             os._exit(1)
-        faulthandler.dump_traceback_later(options.stop_s, exit=True)
-        _log.info("ending")
         stop.set()
+        end_within(options.stop_s)
+        _log.info("ending")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
@@ -181,10 +171,30 @@ async def serve(options: Options, manifest: Manifest | None) -> int:
         if _log.isEnabledFor(logging.DEBUG):
             _log.exception("the agent cannot go on")
         print(f"epfabric-agent: {error}", file=sys.stderr)
-        return 1 if stop.is_set() else CANNOT_GO_ON
-    loop.call_later(LINGER_S, lambda: os._exit(0))
-    return 0
+        code = 1 if stop.is_set() else 2
+    else:
+        code = 0
+    loop.call_later(LINGER_S, os._exit, code)  # asyncio.run() waits for threads without a bound
+    return code
+
+
+def end_within(seconds: float) -> None:
+    """Then the process ends with 1, after it has written what every thread does."""
+    last = threading.Timer(seconds + LINGER_S, os._exit, (1,))  # where nobody reads that
+    last.daemon = True
+    last.start()
+    if sys.stderr is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def program() -> NoReturn:
+    """Ends without Python's own end, which would wait for every thread of every library."""
+    code = main()
+    logging.shutdown()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

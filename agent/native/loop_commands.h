@@ -23,7 +23,10 @@ uint32_t Loop<Remote>::serve_rings() {
   return control + serve_pass(false, batch - control);
 }
 
-// Serves the rings whose next command is control (no bytes), or those where it is a WRITE.
+// A ring could keep a proxy busy with ATOMICs alone, so these wait as WRITEs do.
+constexpr bool is_bulk(Op op) { return op == Op::kWrite || op == Op::kAdd || op == Op::kCas; }
+
+// Serves the rings whose next command is control, or those where it is bulk.
 template <class Remote>
 uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
   uint32_t used = 0;
@@ -36,8 +39,7 @@ uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
     const bool holds = ring.holding() || (left > 0 && ring.take(view_, left));
     used = budget - left;
     uint32_t now = 0;
-    if (holds && left > 0 && (ring.held().command.op != Op::kWrite) == control)
-      now = serve(ring, left);
+    if (holds && left > 0 && is_bulk(ring.held().command.op) != control) now = serve(ring, left);
     used += now;
     if (now > 0) {
       served[served_count++] = &ring;

@@ -124,9 +124,10 @@ class Ring:
     def result(self, ticket: int, timeout_s: float | None = None) -> int | None:
         """Waits for an atomic; what its word held before it, 0 to 2^64-1.
 
-        None where it had no effect, its destination being masked (or refused, where that was raised
-        already). Raises as wait() does, and ValueError where as many later commands as the ring is
-        deep were pushed: its place may hold the result of another one.
+        None where it ended without an answer, its destination being masked: it may have been
+        applied all the same (or it was refused, which was raised already). Raises as wait() does,
+        and ValueError where as many later commands as the ring is deep were pushed: its place may
+        hold the result of another one.
         """
         self.wait(ticket, timeout_s, f"the result of ticket {ticket} of ring {self.index}")
         old = self._native.result(ticket)

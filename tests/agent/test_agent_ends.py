@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from agent.kubeconfig import kubeconfig
-from agent.two_agents import AGENT, WAIT_S, two_agents
+from agent.two_agents import AGENT, ROOT, WAIT_S, two_agents
 from harness.process import Process, Processes, wait_until
 
 
@@ -105,6 +105,21 @@ def test_a_thread_that_does_not_end_holds_up_no_agent(
     with two_agents() as pair:
         for running in pair.agents.values():
             assert running.stop() == 0, running.tail()
+
+
+def test_an_agent_that_cannot_go_on_ends_though_a_thread_does_not(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    with Processes("epfabric-ends-") as processes:
+        manifest = ROOT / "examples/two-agents/fabric.yaml"
+        running = processes.start(
+            "uncertified",
+            [
+                *(AGENT, f"--manifest={manifest}", "--node=a"),
+                *(f"--pki={tmp_path / 'nowhere'}", f"--state-dir={tmp_path / 'state'}"),
+            ],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert running.wait(WAIT_S) == 2, running.tail()
 
 
 def test_an_agent_whose_loop_stands_still_ends_in_its_time_and_shows_where() -> None:

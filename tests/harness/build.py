@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,7 @@ def main() -> int:
     names = parser.parse_args().set or ["all"]
     if unknown := set(names) - {"all", *CHOICES}:
         parser.error(f"no set {', '.join(sorted(unknown))}; there are all, {', '.join(CHOICES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its compilers end with it
     try:
         for name in everything() if "all" in names else names:
             for program, path in built(name).items():

@@ -42,7 +42,15 @@ async def end_failed(epoch: LocalEpoch, reason: str, observe: Callable[[], None]
         local.on_failed(epoch.number, local.failure)
         local.let_go()
     await stopped
-    await ending(observe)
+    await observe_end(observe)
+
+
+async def observe_end(observe: Callable[[], None]) -> None:
+    """The last look at an epoch's figures, whose failure keeps nothing from ending."""
+    try:
+        await ending(observe)
+    except Exception:
+        _log.exception("the last figures of an epoch were not taken")
 
 
 async def drained(local: LocalRank, limit_s: float) -> bool:

@@ -194,7 +194,9 @@ class Part(EpochPart):
         finally:
             self._link = None
             try:
-                if self.epoch is not None:
+                if self._excluding is not None:  # it may be what ends the epoch, in order
+                    await asyncio.wait([self._excluding])
+                if self.epoch is not None and not self.epoch.closed:
                     if link.node != self._context.node and not self.epoch.failing:
                         self._context.orphaned(self.group)
                     await self._fail(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from epfabric import messages
 
 from epfabric_agent.groups.context import PartContext
-from epfabric_agent.groups.ending import drop, end_failed
+from epfabric_agent.groups.ending import drop, end_failed, observe_end
 from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.peers.link import Link
 from epfabric_agent.proto import peer_pb2 as pb
-from epfabric_agent.threads import ending, in_time
+from epfabric_agent.threads import in_time
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Event
@@ -43,6 +43,7 @@ class EpochPart(ABC):
         self._context = context
         self._link: Link | None = None
         self._side: set[asyncio.Task[None]] = set()
+        self._excluding: asyncio.Task[None] | None = None  # the last one
         self._last_epoch = 0
         self._handle = 0
 
@@ -100,7 +101,7 @@ class EpochPart(ABC):
             case "mask" if self._is_now(message.mask.epoch):
                 self._aside(self._mask(message.mask))
             case "exclude" if self._is_now(message.exclude.epoch):
-                self._aside(self._exclude(list(message.exclude.ranks)))
+                self._excluding = self._aside(self._exclude(list(message.exclude.ranks)))
             case "roll_call" if self.epoch is not None and self._is_now(message.roll_call.epoch):
                 number, barrier = message.roll_call.epoch, message.roll_call.barrier
                 ranks = self.epoch.absent(barrier)
@@ -214,10 +215,11 @@ class EpochPart(ABC):
 
     async def _close(self, epoch: LocalEpoch) -> None:
         """A task of its own: whoever waits for it may be cancelled."""
-        await ending(self._context.observe)
-        await epoch.close()
-        self._count_no_more(epoch)
-        self.epoch = None
+        try:
+            await observe_end(self._context.observe)
+            await epoch.close()
+        finally:
+            self._over(epoch)
 
     async def _lose(self, local: LocalRank, why: str) -> None:
         epoch = self.epoch
@@ -252,10 +254,18 @@ class EpochPart(ABC):
 
     async def _end(self, epoch: LocalEpoch, reason: str) -> None:
         """A task of its own: whoever waits for it may be cancelled."""
-        await end_failed(epoch, reason, self._context.observe)
-        self._count_no_more(epoch)
-        self.epoch = None
+        try:
+            await end_failed(epoch, reason, self._context.observe)
+        finally:
+            self._over(epoch)
         await self._drop(epoch.ranks.values())
+
+    def _over(self, epoch: LocalEpoch) -> None:
+        """Whatever went wrong at its end: the next one can open."""
+        try:
+            self._count_no_more(epoch)
+        finally:
+            self.epoch = None
 
     def _count_no_more(self, epoch: LocalEpoch) -> None:
         for local in epoch.lost:
@@ -274,7 +284,7 @@ class EpochPart(ABC):
         self._context.changed()
 
     async def _give_back(self, gone: list[LocalRank]) -> None:
-        await ending(self._context.observe)
+        await observe_end(self._context.observe)
         await asyncio.gather(*(drop(local, self._context.give_up) for local in gone))
         for local in gone:
             if self.ranks.get(local.rank) is local:

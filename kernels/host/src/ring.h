@@ -45,8 +45,8 @@ class Ring {
   uint64_t completed() const;
   uint64_t tail() const;
   Refused refused() const;
-  // What the word of the ATOMIC held before it; nothing where it had no effect, is not complete, or
-  // its place was taken by a later one.
+  // What the word of the ATOMIC held before it; nothing where it is not complete, ended without an
+  // answer (it may have been applied all the same), or its place was taken by a later one.
   std::optional<uint64_t> result(uint64_t ticket) const;
   const Segments& segments() const { return *segments_; }
 

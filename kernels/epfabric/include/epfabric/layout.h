@@ -49,7 +49,7 @@ struct RingCounters {
   uint64_t refused;              // commands refused since the session began
   uint64_t last_refused_ticket;  // meaningful where refused > 0; stored before `refused`
   uint64_t last_refused_reason;  // a Refusal
-  uint64_t masked;               // commands that had no effect: their rank is masked
+  uint64_t masked;               // commands to masked ranks
 };
 static_assert(sizeof(PodHeader) == 128 && sizeof(AgentHeader) == 256);
 static_assert(sizeof(RingCounters) == 128);
@@ -58,7 +58,9 @@ static_assert(sizeof(RingCounters) == 128);
 // there, then `old`, then `done` once more unchanged, has the word's value before the operation.
 struct AtomicResult {
   uint64_t old;
-  uint64_t done;  // ticket + 1 of the ATOMIC; another value: it had no effect, or is not complete
+  // Ticket + 1 of the ATOMIC; another value: it is not complete, or ended without an answer, and
+  // may have been applied all the same.
+  uint64_t done;
 };
 static_assert(sizeof(AtomicResult) == 16);
 
