@@ -1,8 +1,8 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
-Tiers without a cluster run first, then the programs that the others need are built, one thing at a
-time: builds beside tests cost both more than they save. Tiers on real nodes wait more than they
-compute: they, and telemetry after them, run beside those on a control plane alone.
+Tiers without a cluster run first, then the programs that the others need are built, then come those
+on a control plane alone and those on real nodes. One thing at a time: builds or tests beside tests
+cost both more than they save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ NO_TESTS_COLLECTED = 5
 GROUP_S = 5400.0  # of one group, which should never take that long
 TIDY_S = 90.0  # in which a group that is interrupted ends what it started
 BUILD_S = 3600.0  # of the programs that tiers share, from nothing
-LATER = ROOT / "build" / "tests-on-real-nodes.log"
 
 
 @dataclass(frozen=True)
@@ -116,27 +115,8 @@ def run_all(tiers: list[Tier]) -> list[str]:
             return list(map(", ".join, [*failed, control + nodes]))
         if "images" in nodes:
             built("arm64")  # its tests build it again where that failed, and say so
-        failed += beside(control, nodes)
+        failed += [names for names in (control, nodes) if names and pytest(names) != 0]
     return list(map(", ".join, failed))
-
-
-def beside(shown: list[str], later: list[str]) -> list[list[str]]:
-    """Runs both groups at once, prints what the second wrote after the first, gives the failed."""
-    if not (shown and later):
-        return [names for names in (shown, later) if names and pytest(names) != 0]
-    LATER.parent.mkdir(exist_ok=True)
-    with LATER.open("wb") as output:
-        say(f"running {', '.join(later)} meanwhile (what they print comes at their end)")
-        running = subprocess.Popen(command(later), cwd=ROOT, stdout=output, stderr=output)
-        try:
-            failed = [shown] if pytest(shown) != 0 else []
-            if verdict(later, ended(running, GROUP_S)) != 0:
-                failed.append(later)
-        finally:
-            ended(running, TIDY_S)
-            say(f"what {', '.join(later)} printed")
-            print(LATER.read_text(errors="replace"), flush=True)
-    return failed
 
 
 def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
@@ -165,18 +145,12 @@ def built(what: str) -> bool:
 
 def pytest(names: list[str]) -> int:
     say("running " + ", ".join(names))
-    return verdict(names, ended(subprocess.Popen(command(names), cwd=ROOT), GROUP_S))
-
-
-def verdict(names: list[str], code: int) -> int:
+    folders = [f"tests/{name}" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
+    code = ended(subprocess.Popen(command, cwd=ROOT), GROUP_S)
     if code == NO_TESTS_COLLECTED:
         say(f"no test was found in {', '.join(names)}: that is a failure")
     return code
-
-
-def command(names: list[str]) -> list[str]:
-    folders = [f"tests/{name}" for name in names]
-    return [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
 
 
 def say(text: str) -> None:
