@@ -4,11 +4,12 @@
 // A link's operations are posted in order and complete in order. When the connection breaks, those
 // under way fail: each of them may have been done at the peer or not. Both ends then sever the old
 // connection, so that nothing of it arrives any more, and tell each other with the new one how many
-// records they have taken. A record that was taken is not sent again, nor is a write before it,
-// which was there before the record was: its destination may be in use again. All others are.
+// records they have taken. A record that was taken is not sent again, nor is a write whose signal
+// (the next record of its ring) was: its destination may be in use again. All others are.
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "remote_transport.h"
 
@@ -61,15 +62,10 @@ template <Endpoint E>
 std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
   requires Mending<E>
 {
-  if (now_ns_ > link.broken_ns + limits_.stall_ns) {
-    return "its connection broke (" + endpoint_.broken_by(link.peer) +
-           ") and could not be made again in " + std::to_string(limits_.stall_ns / 1'000'000) +
-           " ms";
-  }
   switch (link.mend) {
     case Mend::kBroken:
       if (link.held != link.inflight) return "";  // the others fail too, by and by
-      if (link.tries >= limits_.tries)
+      if (link.tries++ == limits_.tries)
         return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
       endpoint_.sever(link.peer);
       link.mend = Mend::kSevered;
@@ -89,7 +85,6 @@ std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
       if (!link.outbox.acknowledge(endpoint_.taken(link.peer)))
         return "it took records that were never sent";
       collect(link);
-      link.tries += link.journal.empty() ? 0 : 1;
       link.mend = Mend::kReplaying;
       [[fallthrough]];
     case Mend::kReplaying:
@@ -112,17 +107,21 @@ void RemoteTransport<E>::collect(Link& link)
   }
   std::sort(link.journal.begin(), link.journal.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
-  bool taken = false;  // a later record; whatever its ring: the connection kept the order
+  std::array<bool, kMaxRings> taken{};  // the next record of the ring
   for (size_t i = link.journal.size(); i-- > 0;) {
     Operation* operation = link.journal[i];
-    const bool record = operation->record != kNoRecord;
-    taken = taken || (record && operation->record < link.outbox.acknowledged());
-    if (!taken || (!record && operation->kind != Operation::Kind::kPart)) continue;
+    bool done = false;
+    if (operation->record != kNoRecord) {
+      done = operation->record < link.outbox.acknowledged();
+      if (operation->ring != nullptr) taken[operation->ring->index()] = done;
+    } else if (operation->kind == Operation::Kind::kPart) {
+      done = taken[operation->ring->index()];
+    }
+    if (!done) continue;
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
     link.journal[i] = nullptr;
   }
-  std::erase(link.journal, nullptr);
 }
 
 template <Endpoint E>
@@ -131,6 +130,7 @@ std::string RemoteTransport<E>::replay(Link& link)
 {
   for (; link.replayed < link.journal.size(); ++link.replayed) {
     Operation* operation = link.journal[link.replayed];
+    if (operation == nullptr) continue;
     const ssize_t result = post_again(link, operation);
     if (result == -EAGAIN) return "";
     if (result != 0)
@@ -143,7 +143,7 @@ std::string RemoteTransport<E>::replay(Link& link)
   link.journal.clear();
   link.mend = Mend::kWhole;
   count_.mended.add(1);
-  link.progress_ns = link.answered_ns = now_ns_;
+  link.progress_ns = now_ns_;
   link.busy_since_ns = 0;
   return "";
 }
