@@ -133,8 +133,8 @@ def build(sysroot: Path, folder: Path) -> None:
     """Configures and compiles the three, then publishes what came out as `folder`."""
     begun = time.monotonic()
     say("cross-building the native code for arm64 (about 2 min on two cores)")
-    # Always the same path, which the lock keeps to one build, so that a compiler's cache hits: so
-    # the sources are copied there, for it hits only for the same path of each.
+    # Always the same path, which the lock keeps to one build, for the sources too: a compiler's
+    # cache hits only then.
     work = folder.parent / "work"
     shutil.rmtree(work, ignore_errors=True)
     result, tree = work / "result", work / "tree"
