@@ -84,7 +84,7 @@ SessionBlob decode(std::span<const std::byte> bytes) {
   }
   SessionBlob out;
   out.rank = from.count(0, kMaxRanks - 1, "as its rank");
-  out.world = from.count(1, kMaxRanks, "ranks");
+  out.world = from.count(out.rank + 1, kMaxRanks, "ranks");
   out.rings = from.count(1, kMaxRings, "rings");
   out.signals = from.count(1, kMaxSignals, "signals");
   const uint32_t regions = from.count(0, kMaxRegions, "regions");

@@ -4,7 +4,9 @@
 #include <rdma/fi_errno.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -127,6 +129,9 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
   offset_addressing_ = (info->domain_attr->mr_mode & FI_MR_VIRT_ADDR) == 0;
   own_keys_ = (info->domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
   key_bytes_ = info->domain_attr->mr_key_size;
+  const bool by_ip = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+                     info->addr_format == FI_SOCKADDR_IN6;
+  family_bytes_ = by_ip ? sizeof(sa_family_t) : 0;
   domain_ = open<fid_domain>("opening the domain failed", [&](fid_domain** out) {
     return ::fi_domain(fabric.get(), info, out, nullptr);
   });
@@ -199,11 +204,19 @@ std::vector<std::byte> FabricEndpoint::address() const {
   return out;
 }
 
+// The provider takes as many bytes as its own addresses have, of the family that they say.
 PeerIndex FabricEndpoint::insert(const PeerAddress& peer) {
-  if (peer.address.size() < 2 || peer.address[0] != order_) {
+  const std::vector<std::byte> own = address();
+  if (peer.address.empty() || peer.address[0] != order_) {
     throw NativeError(
         "a peer's endpoint keeps another order of writes than this agent's: give the nodes of a "
         "group the same transport");
+  }
+  if (peer.address.size() != own.size() ||
+      !std::equal(own.begin(), own.begin() + 1 + family_bytes_, peer.address.begin())) {
+    throw NativeError(
+        "a peer's endpoint address is of another kind than this agent's: give the nodes of a group "
+        "the same transport, and addresses of one IP version");
   }
   fi_addr_t out = FI_ADDR_UNSPEC;
   if (::fi_av_insert(addresses_.get(), peer.address.data() + 1, 1, &out, 0, nullptr) != 1) {

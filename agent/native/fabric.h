@@ -109,7 +109,8 @@ class FabricEndpoint {
   bool offset_addressing_ = true;
   bool own_keys_ = true;
   size_t key_bytes_ = 8;
-  Fid<fid_domain> domain_;  // closed last
+  size_t family_bytes_ = 0;  // at the beginning of an address
+  Fid<fid_domain> domain_;   // closed last
   Fid<fid_av> addresses_;
   Fid<fid_cq> completions_;
   Fid<fid_ep> endpoint_;

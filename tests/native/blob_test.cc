@@ -41,6 +41,14 @@ TEST_CASE("every cut and every extra byte is an error") {
   CHECK_THROWS_AS(decode(bytes), NativeError);
 }
 
+TEST_CASE("a rank outside of its world is an error") {
+  SessionBlob blob = sample();
+  blob.rank = blob.world - 1;
+  CHECK(decode(encode(blob)).rank == 7);
+  blob.rank = blob.world;
+  CHECK_THROWS_AS(decode(encode(blob)), NativeError);
+}
+
 TEST_CASE("changed bytes give an error or a description within its limits") {
   const uint64_t seed = std::random_device{}();
   std::printf("blob_test seed %llu\n", static_cast<unsigned long long>(seed));
