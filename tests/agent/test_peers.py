@@ -18,7 +18,7 @@ from epfabric.versions import Span
 from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.state import Limits
-from epfabric_agent.peers.channels import client_credentials, client_options
+from epfabric_agent.peers.channels import MAX_REQUEST_BYTES, client_credentials, client_options
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.link import LinkBroken, NotCoordinator, OtherVersion
 from epfabric_agent.peers.server import PeerServer
@@ -110,6 +110,22 @@ async def test_a_stream_of_a_false_node_is_refused_before_it_takes_part(tmp_path
         await link.close()
 
 
+async def test_a_node_that_says_too_much_at_once_is_cut_off(tmp_path: Path) -> None:
+    async with served(tmp_path / "pki") as there:
+        agent, client = Agent("served", there.endpoint), there.client("n1")
+        link = await client.attend(agent, GROUP, "x" * 65, 0)
+        with pytest.raises(LinkBroken, match="an endpoint has 1 to 64 characters"):
+            await anext(link.messages())
+        await link.close()
+        link = await client.attend(agent, GROUP, "x:1", 0)
+        enter = pb.Enter(rank=0, world_size=2, blob=bytes(MAX_REQUEST_BYTES))
+        link.send(pb.ToCoordinator(enter=enter))
+        with pytest.raises((LinkBroken, StopAsyncIteration)):
+            await anext(link.messages())
+        await link.close()
+        assert there.groups[GROUP].epoch == 0, "nothing of it was taken"
+
+
 async def test_a_stranger_to_the_authority_gets_no_connection(tmp_path: Path) -> None:
     async with served(tmp_path / "pki") as there:
         authority.make_authority(tmp_path / "other", 1)
@@ -194,8 +210,8 @@ async def test_agents_of_other_versions_meet_or_are_told_both(
                     await other.coordinates(agent, GROUP)
             link = await other.attend(agent, GROUP, "x:1", 0)
             enter = pb.Enter(rank=5, world_size=2, pod="ns/p", region_bytes=0, blob=b"")
-            link.send(pb.ToCoordinator(enter=enter))
             if fits:
+                link.send(pb.ToCoordinator(enter=enter))
                 message = await asyncio.wait_for(anext(link.messages()), 20)
                 assert message.refused.code == "rank"
             else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from epfabric import limits
+from epfabric.messages import BAD_REQUEST
 
+from epfabric_agent.groups.bounds import fault_of_rank
 from epfabric_agent.groups.state import Entrant, Send
 from epfabric_agent.proto import peer_pb2 as pb
 
@@ -14,6 +16,8 @@ MAX_REASON = 1000
 
 def outside(entrant: Entrant) -> Send | None:
     """A rank or a world that cannot be."""
+    if fault := fault_of_rank(entrant.pod, entrant.region_bytes, entrant.blob):
+        return refused(entrant, BAD_REQUEST, fault)
     if not 1 <= entrant.world_size <= limits.MAX_WORLD:
         text = f"a world has 1 to {limits.MAX_WORLD} ranks, not {entrant.world_size}"
         return refused(entrant, "world-size", text)

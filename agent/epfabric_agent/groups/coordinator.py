@@ -10,9 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+from epfabric import limits
+
 from epfabric_agent.groups.membership import Membership, Stage
 from epfabric_agent.groups.state import Action, Entrant, GroupState, Send
 from epfabric_agent.proto import peer_pb2 as pb
+
+_OF_A_PART = {"opened", "overdue", "broken"}
+MOST_UNREAD = 2 * limits.MAX_WORLD  # a node with all ranks is told less in one go
 
 
 @dataclass(eq=False)
@@ -78,7 +83,10 @@ class Coordinator:
 
     def _decide(self, node: str, message: pb.ToCoordinator) -> list[Action]:
         now, to = self._loop.time(), self._membership
-        match message.WhichOneof("kind"):
+        kind = message.WhichOneof("kind")
+        if kind in _OF_A_PART and not to.has_part(node):
+            return []
+        match kind:
             case "enter":
                 e = message.enter
                 entrant = Entrant(e.rank, e.world_size, node, e.pod, e.region_bytes, e.blob)
@@ -110,14 +118,22 @@ class Coordinator:
     def _apply(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                seat = self._seats.get(action.node)
-                if seat is not None:
-                    seat.outbox.put_nowait(action.message)
+                self._tell(action.node, action.message)
             else:
                 self._publish(action.state)
         self._arm()
         if self._membership.stage is Stage.IDLE:
             self._loop.call_soon(self._on_idle)
+
+    def _tell(self, node: str, message: pb.ToMember) -> None:
+        seat = self._seats.get(node)
+        if seat is None:
+            return
+        seat.outbox.put_nowait(message)
+        if seat.outbox.qsize() > MOST_UNREAD:
+            seat.outbox = asyncio.Queue()
+            seat.outbox.put_nowait(None)
+            self.detach(seat, "it does not read what it is told")
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -70,7 +70,8 @@ class Departures:
 
     def lose(self, ranks: Iterable[int]) -> list[int]:
         """Ranks are lost, perhaps while they leave; those of them that were not known to be."""
-        news = [rank for rank in ranks if rank not in self.left | self.losing]
+        known = self.left | self.losing
+        news = [rank for rank in dict.fromkeys(ranks) if rank not in known]
         for rank in news:
             self._leave.discard(rank)
             if self.round is not None and not self.round.masks and rank in self.round.ranks:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from epfabric import messages
 
 from epfabric_agent.groups.epoch import LocalEpoch
-from epfabric_agent.groups.local_rank import LocalRank, Stage
+from epfabric_agent.groups.local_rank import LocalRank, Stage, said
 from epfabric_agent.threads import ending, serving
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def end_failed(epoch: LocalEpoch, reason: str, observe: Callable[[], None]
         if local.stage is Stage.MASKED:  # was told why
             local.let_go()
             continue
-        local.failure = reason[: messages.MAX_TEXT]
+        local.failure = said(reason)
         refusal = messages.ErrorReply(code="group-failed", message=local.failure)
         if local.stage is Stage.JOINING:
             local.settle(refusal)

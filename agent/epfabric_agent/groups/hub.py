@@ -13,6 +13,7 @@ import secrets
 from dataclasses import fields
 from typing import Protocol
 
+from epfabric_agent.groups.bounds import UID_BYTES
 from epfabric_agent.groups.context import NodeContext, PartContext
 from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.groups.membership import Membership
@@ -21,7 +22,6 @@ from epfabric_agent.groups.state import GroupState, Limits
 from epfabric_agent.groups.tally import Tally
 from epfabric_agent.pods import Pod
 
-UID_BYTES = 16
 EPOCH_S = 5.0
 ENDED_S = 10.0
 _log = logging.getLogger(__name__)

@@ -25,6 +25,11 @@ class Stage(enum.Enum):
     OVER = "over"
 
 
+def said(reason: str) -> str:
+    """As a session's message can hold it; never empty, so that a failure is seen to be one."""
+    return reason[: messages.MAX_TEXT] or "no reason was given"
+
+
 class Refusal(Exception):
     """A request that is refused, with a code of the session protocol."""
 
@@ -33,7 +38,8 @@ class Refusal(Exception):
         self.code = code
 
     def reply(self) -> messages.ErrorReply:
-        return messages.ErrorReply(code=self.code, message=str(self)[: messages.MAX_TEXT])
+        """Of what another agent said too, which may be anything."""
+        return messages.ErrorReply(code=self.code[:64] or "internal", message=said(str(self)))
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ import enum
 from dataclasses import replace
 
 from epfabric_agent.groups.admission import MAX_REASON, duplicate, misfit, outside, refused
+from epfabric_agent.groups.bounds import MAX_LAST_EPOCH
 from epfabric_agent.groups.departures import Departures, Round
 from epfabric_agent.groups.ranges import format_ranges, spoken
 from epfabric_agent.groups.rollcall import RollCalls
@@ -72,11 +73,15 @@ class Membership:
         roll = self._roll.now.deadline if self._roll.now is not None else None
         return min((at for at in (self._deadline, roll) if at is not None), default=None)
 
+    def has_part(self, node: str) -> bool:
+        """The present epoch has ranks of the node, or had: only such a node has a say in it."""
+        return bool(self._members.ranks_of(node))
+
     def attach(self, node: str, endpoint: str, last_epoch: int) -> None:
         """The agent of `node` takes part from now on."""
         self._endpoints[node] = endpoint
         if self.stage is Stage.IDLE:
-            self.epoch = max(self.epoch, last_epoch)
+            self.epoch = max(self.epoch, min(last_epoch, MAX_LAST_EPOCH))
 
     def detach(self, node: str, why: str, now: float) -> list[Action]:
         """The agent of `node` takes part no longer: its stream ended."""
@@ -172,7 +177,7 @@ class Membership:
     ) -> list[Action]:
         """Nothing of `node` reaches these ranks any more, or its own gave up. They are lost; if
         they are on the coordinator's node, which must stay, then it is `node` that is cut off."""
-        known = [self._members[rank] for rank in ranks if rank in self._members]
+        known = [self._members[rank] for rank in sorted(set(ranks)) if rank in self._members]
         here = self._ranks_of(node)
         if epoch != self.epoch or not self._masks or not known or not here:
             return []
@@ -196,7 +201,7 @@ class Membership:
         """Which of its ranks a node did not see at a barrier."""
         if epoch != self.epoch or not self._masks:
             return []
-        here = self._ranks_of(node)
+        here = set(self._ranks_of(node))
         self._roll.answer(node, barrier, [rank for rank in ranks if rank in here])
         return self._finish_roll(now)
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from epfabric import messages
 
+from epfabric_agent.groups.bounds import fault_of_plan
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.ending import drop, end_failed, observe_end
 from epfabric_agent.groups.epoch import LocalEpoch
-from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
+from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage, said
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.peers.link import Link
 from epfabric_agent.proto import peer_pb2 as pb
@@ -112,6 +113,11 @@ class EpochPart(ABC):
 
     async def _open(self, plan: pb.Open) -> None:
         me = self._context.node
+        if fault := fault_of_plan(plan, me, self.ranks):
+            error = f"the group's coordinator opens what cannot be: {fault}"
+            self._refuse_all(list(self.ranks.values()), error)
+            self._say(pb.ToCoordinator(opened=pb.Opened(epoch=plan.epoch, error=error)))
+            return
         mine = [info.rank for info in plan.ranks if plan.nodes[info.node] == me]
         ranks = [self.ranks[r] for r in mine if r in self.ranks]
         self._last_epoch = plan.epoch
@@ -183,7 +189,7 @@ class EpochPart(ABC):
         if lost and self._context.coordinator(self.group) is not None:
             epoch.kept = True
         for local in lost:
-            local.failure, local.stage = mask.reason[: messages.MAX_TEXT], Stage.MASKED
+            local.failure, local.stage = said(mask.reason), Stage.MASKED
         if error := await epoch.show_masked(list(mask.ranks)):
             await self._broken([], error)
             return

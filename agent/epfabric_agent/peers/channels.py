@@ -12,7 +12,8 @@ import grpc
 
 from epfabric_agent.pki.identity import Credentials
 
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20  # that opens an epoch of the largest world
+MAX_REQUEST_BYTES = 256 << 10  # what a member says is small, or a list of ranks with a reason
 KEEPALIVE_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
 
@@ -21,11 +22,11 @@ _SHARED = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # the one that ends a silent connection
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 SERVER_OPTIONS: list[tuple[str, str | int]] = [
     *_SHARED,
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
@@ -37,6 +38,7 @@ def client_options(dns_name: str) -> list[tuple[str, str | int]]:
     """Connections reach an address, but the certificate must be that of the agent's name."""
     return [
         *_SHARED,
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.ssl_target_name_override", dns_name),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),

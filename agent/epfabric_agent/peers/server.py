@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from epfabric.versions import Span
 
+from epfabric_agent.groups.bounds import fault_of_attach
 from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.peers import versions
 from epfabric_agent.peers.authorize import refusal
@@ -60,6 +61,8 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         if coordinator is None:
             text = f"this agent does not coordinate group {attach.group}"
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        if (fault := fault_of_attach(attach)) is not None:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, fault)
         seat = coordinator.attach(attach.caller.node, attach.endpoint, attach.last_epoch)
         reader = asyncio.create_task(_read(request_iterator, coordinator, seat))
         try:

@@ -91,7 +91,8 @@ class Node(Coordinator):
 
     def attach(self, node: str, endpoint: str, last_epoch: int) -> Seat:
         self.attached += 1
-        return super().attach(node, endpoint, last_epoch)
+        self.seat = super().attach(node, endpoint, last_epoch)
+        return self.seat
 
     def receive(self, seat: Seat, message: pb.ToCoordinator) -> None:
         super().receive(seat, message)
@@ -175,6 +176,24 @@ async def test_an_epoch_ends_whose_last_round_masks_rank_0_while_all_others_leav
         await here.epoch_ended(1)
         for local in await here.joined(epoch=2):
             await here.leave(local)
+
+
+async def test_an_epoch_that_fails_without_a_reason_ends_its_ranks_all_the_same() -> None:
+    async with node() as here:
+        ranks = await here.joined(epoch=1)
+        here.seat.outbox.put_nowait(pb.ToMember(fail=pb.Fail(epoch=1)))
+        await until(lambda: not here.part.ranks)
+        assert all(local.failure for local in ranks)
+
+
+async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:
+    async with node() as here:
+        joins = [asyncio.create_task(here.part.join(here.hello(0)))]
+        await until(lambda: here.attached == 1)
+        here.seat.outbox.put_nowait(pb.ToMember(open=pb.Open(epoch=1, ranks=[pb.RankInfo(node=7)])))
+        (reply,) = await asyncio.wait_for(asyncio.gather(*joins), WAIT_S)
+        assert isinstance(reply, messages.ErrorReply)
+        assert "cannot be" in reply.message
 
 
 async def test_the_next_epoch_opens_though_the_last_figures_of_one_were_lost() -> None:
