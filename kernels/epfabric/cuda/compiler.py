@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from epfabric.cuda.closure import closure, digest
 INCLUDE = Path(str(files("epfabric") / "include"))
 MINIMUM_NVRTC = (12, 8)
 STANDARD = "c++20"
+# Ranks may be threads. The first import of the compiler's packages by two at once fails.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class CompileError(RuntimeError):
@@ -28,6 +31,11 @@ def cubin(source: str, name: str, architecture: str, defines: tuple[str, ...] = 
 
     name: for messages. defines: "NAME" or "NAME=VALUE". Raises CompileError.
     """
+    with _ONE_AT_A_TIME:
+        return _cubin(source, name, architecture, defines)
+
+
+def _cubin(source: str, name: str, architecture: str, defines: tuple[str, ...]) -> bytes:
     major, minor = nvrtc_version()
     options = (architecture, STANDARD, *defines, f"nvrtc {major}.{minor}")
     path = folder() / f"{digest(source, closure(source, [INCLUDE]), options)}.cubin"

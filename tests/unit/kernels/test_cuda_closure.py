@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +97,32 @@ def test_a_source_with_a_fault_is_named_with_the_compilers_words(
     with pytest.raises(compiler.CompileError, match=r"bad\.cu.*sm_90(.|\n)*expected"):
         compiler.cubin("int x = ;", "bad.cu", "sm_90")
     assert not compiler.folder().exists()
+
+
+COMPILE_AT_ONCE = """
+import threading
+from epfabric.cuda import compiler
+
+begin, codes = threading.Barrier(2), []
+def compile():
+    begin.wait()
+    codes.append(compiler.cubin('extern "C" __global__ void f() {}', "f.cu", "sm_90"))
+threads = [threading.Thread(target=compile) for _ in range(2)]
+for one in threads: one.start()
+for one in threads: one.join()
+assert len(codes) == 2 and codes[0] == codes[1], codes
+"""
+
+
+def test_ranks_that_are_threads_may_compile_at_once(tmp_path: Path) -> None:
+    """In a process of its own, that has imported nothing of the compiler yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_AT_ONCE],
+        env={**os.environ, "EPFABRIC_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("kernels/*.cubin"))) == 1
