@@ -42,6 +42,23 @@ def test_make_bench_finds_what_the_bench_of_a_gpu_imports() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_benches_of_a_gpu_need_no_package_of_the_cluster() -> None:
+    """A machine with a GPU has torch and CUDA, and seldom what an operator needs."""
+    without = (
+        "import sys; sys.modules |= dict.fromkeys(('cryptography', 'grpc', 'kubernetes', 'yaml'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without}; import epfabric_bench.__main__"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": search_path()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.timeout(BOUND_S + 20, func_only=True)
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", [name for name, bench in BENCHES.items() if not bench.named])
