@@ -86,18 +86,18 @@ def reserve() -> None:
     del held
 
 
+def bounded(timeout_s: float) -> type[Buffer]:
+    """A Buffer whose waits end then."""
+    return type("Bounded", (Buffer,), {"timeout_s": timeout_s})
+
+
 @contextmanager
 def buffers(world: int, timeout_s: float = 8.0, **options: Any) -> Iterator[Ranks]:
     """options: of Buffer, alike for all."""
-
-    class Bounded(Buffer):
-        pass
-
-    Bounded.timeout_s = timeout_s
-    ranks = Ranks(world)
+    kind, ranks = bounded(timeout_s), Ranks(world)
     options.setdefault("explicitly_destroy", True)
     try:
-        ranks.buffers = ranks.each(lambda rank: Bounded(None, comm=ranks.comms[rank], **options))
+        ranks.buffers = ranks.each(lambda rank: kind(None, comm=ranks.comms[rank], **options))
         yield ranks
     finally:
         ranks.each(lambda rank: ranks.buffers[rank].destroy() if ranks.buffers else None)
@@ -143,26 +143,34 @@ def dequantized(rows: Any, scales: Any) -> Any:
 
 def check_received(batches: list[Batch], received: list[Any], experts: int) -> None:
     """received: what each rank's low_latency_dispatch returned."""
+    for rank, result in enumerate(received):
+        check_rows_of_experts(batches, rank, result, experts)
+
+
+def check_rows_of_experts(
+    batches: list[Batch], rank: int, result: tuple[Any, ...], experts: int
+) -> None:
+    """result: what low_latency_dispatch returned to `rank`."""
+    out, counts, handle, *_ = result
     local = experts // len(batches)
-    for rank, (out, counts, handle, *_) in enumerate(received):
-        values = dequantized(*out) if isinstance(out, tuple) else out.double()
-        for expert in range(local):
-            end = 0
-            for source, batch in enumerate(batches):
-                rows = rows_of(handle, expert, source)
-                tokens = handle[0][expert, rows].long()
-                wanted = (batch.topk == rank * local + expert).any(dim=1).nonzero().flatten()
-                assert rows.start == end
-                assert torch.equal(tokens.sort().values, wanted)
-                sent, got = batch.x[tokens].double(), values[expert, rows]
-                if isinstance(out, tuple):
-                    largest = sent.reshape(len(sent), sent.shape[1] // 128, 128).abs().amax(dim=2)
-                    bound = (sent.abs() / 16).maximum(largest.repeat_interleave(128, 1) / 2**16)
-                    assert ((got - sent).abs() <= bound * 1.001 + 1e-7).all()
-                else:
-                    assert torch.equal(got, sent)
-                end = rows.stop
-            assert counts[expert] == end
+    values = dequantized(*out) if isinstance(out, tuple) else out.double()
+    for expert in range(local):
+        end = 0
+        for source, batch in enumerate(batches):
+            rows = rows_of(handle, expert, source)
+            tokens = handle[0][expert, rows].long()
+            wanted = (batch.topk == rank * local + expert).any(dim=1).nonzero().flatten()
+            assert rows.start == end
+            assert torch.equal(tokens.sort().values, wanted)
+            sent, got = batch.x[tokens].double(), values[expert, rows]
+            if isinstance(out, tuple):
+                largest = sent.reshape(len(sent), sent.shape[1] // 128, 128).abs().amax(dim=2)
+                bound = (sent.abs() / 16).maximum(largest.repeat_interleave(128, 1) / 2**16)
+                assert ((got - sent).abs() <= bound * 1.001 + 1e-7).all()
+            else:
+                assert torch.equal(got, sent)
+            end = rows.stop
+        assert counts[expert] == end
 
 
 def check_combined(

@@ -74,9 +74,12 @@ def offer(address: int) -> Offer:
 class Opened:
     """The memory of all ranks, as this one reaches it: `addresses`, by rank."""
 
-    def __init__(self, offers: Sequence[Offer], rank: int) -> None:
+    def __init__(self) -> None:
         self.addresses: list[int] = []
         self._imported: list[int] = []
+
+    def open(self, offers: Sequence[Offer], rank: int) -> None:
+        """Raises SessionError for what cannot be reached; what was opened before stays so."""
         own = offers[rank]
         for number, other in enumerate(offers):
             if other.node != own.node:

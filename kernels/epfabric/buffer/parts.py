@@ -89,10 +89,19 @@ class Parts:
 
         self.stack.callback(end.close)
         checked(driver.cuCtxSynchronize())  # the window is zeros before anybody may write
-        opened = Opened(self.members.gather(offer(end.window)), self.members.rank)
+        offers, why = self.members.gather(offer(end.window)), None
+        opened = Opened()
         self.stack.callback(opened.close)
+        try:
+            opened.open(offers, self.members.rank)
+        except SessionError as error:
+            why = str(error)
+        # Nobody leaves before everybody has opened its memory, and none waits for one that cannot.
+        said = enumerate(self.members.gather(why))
+        if failed := [f"rank {rank}: {text}" for rank, text in said if text is not None]:
+            self.stack.close()
+            raise SessionError("; ".join(failed))
         end.connect(opened.addresses)
-        self.members.gather(None)  # nobody leaves before everybody has opened its memory
 
     @property
     def throughput(self) -> ThroughputCalls:
