@@ -48,9 +48,11 @@ def throughput(run: Run, tokens: int, sms: int) -> Iterator[Line]:
         sides = [Side(ranks, rank, batches[rank], config) for rank in range(RANKS)]
         ranks.each(lambda rank: sides[rank].graph.replay())
         check(sides, batches)
-        rows = sum(int(side.flags.sum()) for side in sides)
-        # A row is read, written to its ring, read there and written; sums read and write likewise.
-        moved = 2 * HIDDEN * (RANKS * tokens + 3 * rows)
+        stay = sum(int(side.flags[:, rank].sum()) for rank, side in enumerate(sides))
+        go = sum(int(side.flags.sum()) for side in sides) - stay
+        # A token is read once. What stays is written; what goes is written to its ring, read there
+        # and written; sums read and write likewise.
+        moved = 2 * HIDDEN * (RANKS * tokens + stay + 3 * go)
         source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
         for number in range(-1, run.rounds):

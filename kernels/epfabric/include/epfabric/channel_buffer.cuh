@@ -8,7 +8,8 @@
 
 namespace epfabric {
 
-inline constexpr uint32_t kChannelBatch = 32;  // tokens that a block has in hand
+inline constexpr uint32_t kChannelBatch = 64;  // tokens that a block has in hand
+inline constexpr uint32_t kChannelWarps = 32;  // of a block, at most
 
 struct alignas(16) ChannelVector {
   uint32_t words[4];
@@ -115,20 +116,49 @@ EPF_DEVICE inline bool await_rank(const ChannelBuffer& buffer, const uint64_t* w
   }
 }
 
-// By a block: moves `units` vectors, four of a thread at once.
-template <typename Load, typename Store>
-EPF_DEVICE void move_vectors(uint32_t units, Load load, Store store) {
-  constexpr uint32_t kAtOnce = 4;
-  const uint32_t step = platform::threads();
-  for (uint32_t base = platform::thread(); base < units; base += kAtOnce * step) {
+EPF_DEVICE inline uint32_t warp() { return platform::thread() / platform::kWarpSize; }
+EPF_DEVICE inline uint32_t warps() { return platform::threads() / platform::kWarpSize; }
+
+// What a warp has of a block's rows: where there are fewer rows than warps, several share one.
+struct Share {
+  uint32_t row, part, parts;
+
+  EPF_DEVICE uint32_t first(uint32_t vectors) const { return vectors * part / parts; }
+  EPF_DEVICE uint32_t end(uint32_t vectors) const { return vectors * (part + 1) / parts; }
+};
+
+// By a block: work(share) for all of `rows`.
+template <typename Work>
+EPF_DEVICE void share_rows(uint32_t rows, Work work) {
+  const uint32_t parts = rows < warps() && rows != 0 ? warps() / rows : 1;
+  for (uint32_t unit = warp(); unit < rows * parts; unit += warps()) {
+    work(Share{unit / parts, unit % parts, parts});
+  }
+}
+
+// By a warp: its share of a row of `count` vectors to each of `n` targets that is not nothing. A
+// thread has seven loads under way, and finds its places without a division.
+EPF_DEVICE inline void copy_row(const unsigned char* from, unsigned char* const* targets,
+                                uint32_t n, uint32_t count, const Share& share) {
+  constexpr uint32_t kAtOnce = 7;
+  const auto* source = reinterpret_cast<const ChannelVector*>(from);
+  const uint32_t end = share.end(count);
+  for (uint32_t base = share.first(count) + platform::lane(); base < end;
+       base += kAtOnce * platform::kWarpSize) {
     ChannelVector vectors[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      if (base + i * step < units) vectors[i] = load(base + i * step);
+      const uint32_t v = base + i * platform::kWarpSize;
+      if (v < end) vectors[i] = source[v];
     }
+    for (uint32_t which = 0; which < n; ++which) {
+      auto* target = reinterpret_cast<ChannelVector*>(targets[which]);
+      if (target == nullptr) continue;
 #pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      if (base + i * step < units) store(base + i * step, vectors[i]);
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t v = base + i * platform::kWarpSize;
+        if (v < end) target[v] = vectors[i];
+      }
     }
   }
 }

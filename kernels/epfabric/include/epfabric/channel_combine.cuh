@@ -1,5 +1,6 @@
 // High-throughput combine within a node: the rows that a dispatch brought go back the way they
-// came, and their rank sums them. For kernels, as channel_dispatch.cuh.
+// came, and their rank sums them; its own it reads where they are. For kernels, as
+// channel_dispatch.cuh.
 #pragma once
 
 #include "channel_dispatch.cuh"
@@ -53,41 +54,23 @@ EPF_DEVICE inline void choose(const ChannelBuffer& buffer, uint64_t number, uint
   platform::block_barrier();
 }
 
-EPF_DEVICE inline void copy_back(const ChannelBuffer& buffer, const ChannelCombine& call,
-                                 uint32_t channel, const ReturnBatch& out) {
+// By a warp: row i of a batch.
+EPF_DEVICE inline void send_row(const ChannelBuffer& buffer, const ChannelCombine& call,
+                                uint32_t channel, const ReturnBatch& out, const Share& share) {
   const ChannelShape& shape = buffer.shape;
-  const uint32_t vectors = shape.row_bytes / 16;
-  const uint32_t n = out.starts[shape.world];
-  const auto destination = [&](uint32_t i) {
-    uint32_t to = 0;
-    while (out.starts[to + 1] <= i) ++to;
-    return to;
-  };
-  move_vectors(
-      n * vectors,
-      [&](uint32_t unit) {
-        const uint32_t i = unit / vectors;
-        const uint32_t to = destination(i);
-        const uint64_t row = out.rows[to] + out.sent[to] + i - out.starts[to];
-        return reinterpret_cast<const ChannelVector*>(
-            call.rows)[row * vectors + unit - i * vectors];
-      },
-      [&](uint32_t unit, const ChannelVector& vector) {
-        const uint32_t i = unit / vectors;
-        const uint32_t to = destination(i);
-        auto* slot = buffer.slot(to, channel, buffer.rank, out.sent[to] + i - out.starts[to]);
-        reinterpret_cast<ChannelVector*>(slot + shape.row_offset())[unit - i * vectors] = vector;
-      });
-  if (call.weights == nullptr) return;
-  for (uint32_t unit = platform::thread(); unit < n * shape.topk; unit += platform::threads()) {
-    const uint32_t i = unit / shape.topk;
-    const uint32_t k = unit - i * shape.topk;
-    const uint32_t to = destination(i);
-    const uint32_t position = out.sent[to] + i - out.starts[to];
-    auto* slot = buffer.slot(to, channel, buffer.rank, position);
-    reinterpret_cast<float*>(slot + shape.weights_offset())[k] =
-        call.weights[uint64_t{out.rows[to] + position} * shape.topk + k];
-  }
+  const uint32_t i = share.row;
+  const uint32_t me = platform::lane();
+  uint32_t to = 0;
+  while (out.starts[to + 1] <= i) ++to;
+  const uint32_t position = out.sent[to] + i - out.starts[to];
+  const uint64_t row = uint64_t{out.rows[to]} + position;
+  const bool weighted = call.weights != nullptr && me < shape.topk;
+  const float weight = weighted ? call.weights[row * shape.topk + me] : 0.0f;
+  unsigned char* slot = buffer.slot(to, channel, buffer.rank, position);
+  unsigned char* const target = slot + shape.row_offset();
+  copy_row(call.rows + row * shape.row_bytes, &target, 1, shape.row_bytes / 16, share);
+  if (weighted && share.part == 0)
+    reinterpret_cast<float*>(slot + shape.weights_offset())[me] = weight;
 }
 
 EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const ChannelCombine& call,
@@ -100,7 +83,7 @@ EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const Channel
     const int32_t* mine = call.channel_firsts + me * channels + channel;
     const int32_t end = channel + 1 < channels ? mine[1] : call.firsts[me + 1];
     out.rows[me] = static_cast<uint32_t>(mine[0]);
-    out.totals[me] = static_cast<uint32_t>(end - mine[0]);
+    out.totals[me] = me != buffer.rank ? static_cast<uint32_t>(end - mine[0]) : 0;
     out.sent[me] = 0;
   }
   if (me == 0) out.failed = 0;
@@ -121,7 +104,7 @@ EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const Channel
       continue;
     }
     patience = {};
-    copy_back(buffer, call, channel, out);
+    share_rows(n, [&](const Share& share) { send_row(buffer, call, channel, out, share); });
     platform::block_barrier();
     if (me < world && out.starts[me + 1] != out.starts[me]) {
       out.sent[me] += out.starts[me + 1] - out.starts[me];
@@ -134,9 +117,9 @@ EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const Channel
 }
 
 struct SumBatch {
-  int32_t places[kChannelBatch][kChannelRanks];  // in the rings; -1: nothing comes from there
-  const unsigned char* slots[kChannelBatch][kChannelRanks];
-  uint32_t counts[kChannelBatch];
+  int32_t places[kChannelBatch][kChannelRanks];  // of the channel; -1: nothing comes from there
+  // Of the token that a warp has in hand: biases, then rows.
+  const unsigned char* rows[kChannelWarps][kChannelRanks + 2];
   uint32_t ends[kChannelRanks];  // by rank: rows of it that are needed
   uint32_t failed;
 };
@@ -145,7 +128,7 @@ struct SumBatch {
 EPF_DEVICE inline void await_rows(const ChannelBuffer& buffer, uint64_t number, uint32_t channel,
                                   uint32_t tokens, SumBatch& in) {
   const uint32_t from = platform::thread();
-  if (from >= buffer.shape.world) return;
+  if (from >= buffer.shape.world || from == buffer.rank) return;
   uint32_t end = in.ends[from];
   for (uint32_t i = 0; i < tokens; ++i) {
     if (in.places[i][from] >= 0) end = static_cast<uint32_t>(in.places[i][from]) + 1;
@@ -161,9 +144,9 @@ EPF_DEVICE inline void await_rows(const ChannelBuffer& buffer, uint64_t number, 
   in.failed = 1;
 }
 
-// By a block: finds the rows of each token of a batch, once they are there.
-EPF_DEVICE inline void find_slots(const ChannelBuffer& buffer, const ChannelCombine& call,
-                                  uint64_t number, uint32_t channel, Range batch, SumBatch& in) {
+// By a block: where the rows of a batch's tokens lie, once they are there.
+EPF_DEVICE inline void find_places(const ChannelBuffer& buffer, const ChannelCombine& call,
+                                   uint64_t number, uint32_t channel, Range batch, SumBatch& in) {
   const uint32_t world = buffer.shape.world;
   const uint32_t tokens = batch.end - batch.first;
   for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
@@ -171,17 +154,49 @@ EPF_DEVICE inline void find_slots(const ChannelBuffer& buffer, const ChannelComb
   }
   platform::block_barrier();
   await_rows(buffer, number, channel, tokens, in);
-  const uint32_t i = platform::thread();
-  if (i < tokens) {
-    uint32_t count = 0;
-    for (uint32_t from = 0; from < world; ++from) {
-      const int32_t place = in.places[i][from];
-      if (place < 0) continue;
-      in.slots[i][count++] = buffer.slot(buffer.rank, channel, from, static_cast<uint32_t>(place));
-    }
-    in.counts[i] = count;
-  }
   platform::block_barrier();
+}
+
+struct Summed {
+  uint32_t biases, rows;
+  const float* own_weights;  // of the row that did not travel; nothing: there is none
+};
+
+// By a warp: what is added up to a token. The rows of this rank lie where its experts left them.
+EPF_DEVICE inline Summed find_rows(const ChannelBuffer& buffer, const ChannelCombine& call,
+                                   uint32_t channel, uint64_t token,
+                                   const int32_t (&places)[kChannelRanks],
+                                   const unsigned char* (&rows)[kChannelRanks + 2]) {
+  const ChannelShape& shape = buffer.shape;
+  const uint32_t me = platform::lane();
+  Summed found{};
+  for (const unsigned char* bias : call.biases) {
+    if (bias == nullptr) continue;
+    if (me == 0) rows[found.biases] = bias + token * shape.row_bytes;
+    ++found.biases;
+  }
+  uint32_t end = found.biases;
+  if (places[buffer.rank] >= 0) {
+    const int32_t first = call.channel_firsts[buffer.rank * shape.channels + channel];
+    const uint64_t row = static_cast<uint32_t>(first + places[buffer.rank]);
+    if (me == 0) rows[end] = call.rows + row * shape.row_bytes;
+    found.own_weights = call.weights + row * shape.topk;
+    ++end;
+  }
+  for (uint32_t first = 0; first < shape.world; first += platform::kWarpSize) {
+    const uint32_t from = first + me;
+    const int32_t place = from < shape.world && from != buffer.rank ? places[from] : -1;
+    const uint64_t comes = platform::ballot(place >= 0);
+    if (place >= 0) {
+      rows[end + platform::count_bits(comes & ((uint64_t{1} << me) - 1))] =
+          buffer.slot(buffer.rank, channel, from, static_cast<uint32_t>(place)) +
+          shape.row_offset();
+    }
+    end += platform::count_bits(comes);
+  }
+  found.rows = end - found.biases;
+  platform::warp_barrier();
+  return found;
 }
 
 EPF_DEVICE inline void add_vector(float (&sums)[8], const ChannelVector& vector) {
@@ -191,41 +206,82 @@ EPF_DEVICE inline void add_vector(float (&sums)[8], const ChannelVector& vector)
   }
 }
 
-EPF_DEVICE inline void sum_batch(const ChannelBuffer& buffer, const ChannelCombine& call,
-                                 Range batch, const SumBatch& in) {
-  const ChannelShape& shape = buffer.shape;
-  const uint32_t vectors = shape.row_bytes / 16;
-  const uint32_t each = vectors + (call.combined_weights != nullptr ? shape.topk : 0);
-  const uint32_t tokens = batch.end - batch.first;
-  for (uint32_t unit = platform::thread(); unit < tokens * each; unit += platform::threads()) {
-    const uint32_t i = unit / each;
-    const uint32_t v = unit - i * each;
-    const uint64_t token = batch.first + i;
-    if (v >= vectors) {
-      float sum = 0;
-      const uint32_t k = v - vectors;
-      for (uint32_t n = 0; n < in.counts[i]; ++n) {
-        sum += reinterpret_cast<const float*>(in.slots[i][n] + shape.weights_offset())[k];
-      }
-      call.combined_weights[token * shape.topk + k] = sum;
-      continue;
-    }
-    float sums[8] = {};
-    for (const unsigned char* bias : call.biases) {
-      if (bias == nullptr) continue;
-      add_vector(sums, reinterpret_cast<const ChannelVector*>(bias)[token * vectors + v]);
-    }
-#pragma unroll 4
-    for (uint32_t n = 0; n < in.counts[i]; ++n) {
-      add_vector(sums,
-                 reinterpret_cast<const ChannelVector*>(in.slots[i][n] + shape.row_offset())[v]);
-    }
-    ChannelVector out;
-    for (uint32_t w = 0; w < 4; ++w) {
-      out.words[w] = platform::bf16_pair(sums[2 * w], sums[2 * w + 1]);
-    }
-    reinterpret_cast<ChannelVector*>(call.combined)[token * vectors + v] = out;
+EPF_DEVICE inline ChannelVector rounded_vector(const float (&sums)[8]) {
+  ChannelVector vector;
+  for (uint32_t w = 0; w < 4; ++w) {
+    vector.words[w] = platform::bf16_pair(sums[2 * w], sums[2 * w + 1]);
   }
+  return vector;
+}
+
+// By a warp: its share of the sum of `n` rows, kRows at most, which a thread loads before it adds.
+template <uint32_t kRows>
+EPF_DEVICE void sum_few(const unsigned char* const* rows, uint32_t n, uint32_t count,
+                        const Share& share, unsigned char* out) {
+  constexpr uint32_t kAtOnce = 6 / kRows;
+  const uint32_t end = share.end(count);
+  for (uint32_t base = share.first(count) + platform::lane(); base < end;
+       base += kAtOnce * platform::kWarpSize) {
+    ChannelVector vectors[kAtOnce][kRows];
+#pragma unroll
+    for (uint32_t which = 0; which < kRows; ++which) {
+      if (which >= n) break;
+      const auto* row = reinterpret_cast<const ChannelVector*>(rows[which]);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t v = base + i * platform::kWarpSize;
+        if (v < end) vectors[i][which] = row[v];
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t v = base + i * platform::kWarpSize;
+      if (v >= end) break;
+      float sums[8] = {};
+#pragma unroll
+      for (uint32_t which = 0; which < kRows; ++which) {
+        if (which < n) add_vector(sums, vectors[i][which]);
+      }
+      reinterpret_cast<ChannelVector*>(out)[v] = rounded_vector(sums);
+    }
+  }
+}
+
+// By a warp: its share of the sum of `n` rows.
+EPF_DEVICE inline void sum_rows(const unsigned char* const* rows, uint32_t n, uint32_t count,
+                                const Share& share, unsigned char* out) {
+  if (n <= 2) return sum_few<2>(rows, n, count, share, out);
+  const uint32_t end = share.end(count);
+  for (uint32_t v = share.first(count) + platform::lane(); v < end; v += platform::kWarpSize) {
+    float sums[8] = {};
+#pragma unroll 4
+    for (uint32_t which = 0; which < n; ++which) {
+      add_vector(sums, reinterpret_cast<const ChannelVector*>(rows[which])[v]);
+    }
+    reinterpret_cast<ChannelVector*>(out)[v] = rounded_vector(sums);
+  }
+}
+
+// By a warp: its share of a token of a batch.
+EPF_DEVICE inline void sum_token(const ChannelBuffer& buffer, const ChannelCombine& call,
+                                 uint32_t channel, uint32_t first, const Share& share,
+                                 SumBatch& in) {
+  const ChannelShape& shape = buffer.shape;
+  const uint64_t token = uint64_t{first} + share.row;
+  auto& rows = in.rows[warp()];
+  const Summed found = find_rows(buffer, call, channel, token, in.places[share.row], rows);
+  const uint32_t end = found.biases + found.rows;
+  sum_rows(rows, end, shape.row_bytes / 16, share, call.combined + token * shape.row_bytes);
+  const uint32_t me = platform::lane();
+  if (share.part == 0 && call.combined_weights != nullptr && me < shape.topk) {
+    float sum = found.own_weights != nullptr ? found.own_weights[me] : 0.0f;
+    for (uint32_t n = found.biases + (found.own_weights != nullptr ? 1 : 0); n < end; ++n) {
+      const unsigned char* slot = rows[n] - shape.row_offset();
+      sum += reinterpret_cast<const float*>(slot + shape.weights_offset())[me];
+    }
+    call.combined_weights[token * shape.topk + me] = sum;
+  }
+  platform::warp_barrier();  // before the next token's rows
 }
 
 EPF_DEVICE inline void sum_channel(const ChannelBuffer& buffer, const ChannelCombine& call,
@@ -240,11 +296,13 @@ EPF_DEVICE inline void sum_channel(const ChannelBuffer& buffer, const ChannelCom
   for (uint32_t first = range.first; first < range.end; first += step) {
     const Range batch{first, first + step < range.end ? first + step : range.end};
     platform::block_barrier();
-    find_slots(buffer, call, number, channel, batch, in);
+    find_places(buffer, call, number, channel, batch, in);
     if (in.failed != 0) return;
-    sum_batch(buffer, call, batch, in);
+    share_rows(batch.end - batch.first, [&](const Share& share) {
+      sum_token(buffer, call, channel, batch.first, share, in);
+    });
     platform::block_barrier();
-    if (me < world) {
+    if (me < world && me != buffer.rank) {
       platform::store_release(buffer.word(me, ChannelWindow{}.heads, channel, buffer.rank),
                               say(number, in.ends[me]));
     }

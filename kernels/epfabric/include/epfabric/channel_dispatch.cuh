@@ -1,6 +1,7 @@
 // High-throughput dispatch within a node: each token once to every rank that it goes to, through a
-// ring for each channel and pair of ranks, in order. For kernels, after meet(); by a grid that is
-// resident as a whole, two blocks a channel: an even one sends, an odd one receives.
+// ring for each channel and pair of ranks, in order; what stays on its rank takes no ring. For
+// kernels, after meet(); by a grid that is resident as a whole, two blocks a channel: an even one
+// sends, an odd one receives.
 #pragma once
 
 #include "channel_buffer.cuh"
@@ -46,8 +47,9 @@ EPF_DEVICE inline Range channel_range(uint32_t count, uint32_t channels, uint32_
 struct ChannelBatch {
   uint32_t starts[kChannelRanks];                        // by destination: sent before this batch
   uint32_t ends[kChannelRanks];                          // and with it
-  int32_t places[kChannelBatch][kChannelRanks];          // in the ring; -1: does not go there
-  unsigned char* targets[kChannelBatch][kChannelRanks];  // or nothing
+  int32_t places[kChannelBatch][kChannelRanks];          // of the channel; -1: does not go there
+  unsigned char* targets[kChannelWarps][kChannelRanks];  // of the token that a warp has in hand
+  uint64_t own_first;                                    // the first row that stays on this rank
   uint32_t failed;
 };
 
@@ -65,6 +67,7 @@ EPF_DEVICE inline void count_batch(const ChannelBuffer& buffer, uint64_t number,
     }
   }
   out.ends[to] = position;
+  if (to == buffer.rank) return;  // no ring
   if (position == out.starts[to] || position <= buffer.shape.slots) return;
   const uint64_t* head = buffer.word(buffer.rank, ChannelWindow{}.heads, channel, to);
   Patience patience;
@@ -89,86 +92,126 @@ EPF_DEVICE inline void place_batch(const ChannelBuffer& buffer, const ChannelDis
   count_batch(buffer, number, channel, tokens, out);
   platform::block_barrier();
   for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
-    const uint32_t to = unit % world;
-    const int32_t place = out.places[unit / world][to];
-    call.positions[uint64_t{batch.first} * world + unit] = place;
-    out.targets[unit / world][to] =
-        place < 0 ? nullptr : buffer.slot(to, channel, buffer.rank, static_cast<uint32_t>(place));
+    call.positions[uint64_t{batch.first} * world + unit] = out.places[unit / world][unit % world];
   }
-  platform::block_barrier();
 }
 
-EPF_DEVICE inline void copy_batch(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                  Range batch, const ChannelBatch& out) {
-  const ChannelShape& shape = buffer.shape;
-  const uint32_t vectors = shape.row_bytes / 16;
-  const uint32_t tokens = batch.end - batch.first;
-  const auto* from =
-      reinterpret_cast<const ChannelVector*>(call.tokens) + uint64_t{batch.first} * vectors;
-  move_vectors(
-      tokens * vectors, [&](uint32_t unit) { return from[unit]; },
-      [&](uint32_t unit, const ChannelVector& vector) {
-        const uint32_t i = unit / vectors;
-        for (uint32_t to = 0; to < shape.world; ++to) {
-          unsigned char* target = out.targets[i][to];
-          if (target == nullptr) continue;
-          reinterpret_cast<ChannelVector*>(target + shape.row_offset())[unit - i * vectors] =
-              vector;
-        }
-      });
+// What stands before a token's bytes: lane k has the k-th choice.
+struct ChannelChoice {
+  int64_t expert = -1;
+  float weight = 0;
+};
+
+// By a warp: what stands before the bytes of row `row` here.
+EPF_DEVICE inline void put_header(const ChannelShape& shape, const ChannelDispatch& call,
+                                  uint64_t row, uint32_t token, const ChannelChoice& choice,
+                                  const float* scales) {
+  const uint32_t me = platform::lane();
+  if (me == 0) call.source_tokens[row] = static_cast<int32_t>(token);
+  if (me < shape.topk) {
+    call.received_topk[row * shape.topk + me] = choice.expert;
+    if (call.received_weights != nullptr) {
+      call.received_weights[row * shape.topk + me] = choice.weight;
+    }
+  }
+  for (uint32_t i = me; i < shape.scales; i += platform::kWarpSize) {
+    call.received_scales[row * shape.scales + i] = scales[i];
+  }
 }
 
-// What stands before a token's bytes. `unit`: one word for one destination.
-EPF_DEVICE inline void copy_headers(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                    Range batch, const ChannelBatch& out) {
+// By a warp: its share of a token of a batch, to all ranks that the token goes to.
+EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDispatch& call,
+                                  uint32_t channel, uint32_t first, const Share& share,
+                                  ChannelBatch& out) {
   const ChannelShape& shape = buffer.shape;
-  const uint32_t words = 1 + 2 * shape.topk + shape.scales;
-  const uint32_t each = words * shape.world;
-  const uint32_t tokens = batch.end - batch.first;
-  for (uint32_t unit = platform::thread(); unit < tokens * each; unit += platform::threads()) {
-    const uint32_t i = unit / each;
-    const uint32_t to = unit % each / words;
-    uint32_t word = unit % words;
-    const uint64_t token = batch.first + i;
-    unsigned char* target = out.targets[i][to];
-    if (target == nullptr) continue;
-    if (word == 0) {
-      reinterpret_cast<ChannelHeader*>(target)->token = static_cast<uint32_t>(token);
-      continue;
+  const uint64_t token = uint64_t{first} + share.row;
+  const auto& places = out.places[share.row];
+  auto& targets = out.targets[warp()];
+  const uint64_t own_first = out.own_first;
+  const uint32_t me = platform::lane();
+  for (uint32_t to = me; to < shape.world; to += platform::kWarpSize) {
+    unsigned char* target = nullptr;
+    if (to == buffer.rank) {
+      const uint64_t row = own_first + static_cast<uint32_t>(places[to]);
+      const bool kept = places[to] >= 0 && row < call.rows;
+      if (kept) target = call.received + row * shape.row_bytes;
+    } else if (places[to] >= 0) {
+      target = buffer.slot(to, channel, buffer.rank, static_cast<uint32_t>(places[to])) +
+               shape.row_offset();
     }
-    word -= 1;
-    if (word < shape.topk) {
-      const int64_t expert =
-          call.topk[token * shape.topk + word] - int64_t{to} * call.local_experts;
-      const bool there = expert >= 0 && expert < call.local_experts;
-      reinterpret_cast<int32_t*>(target + sizeof(ChannelHeader))[word] =
-          there ? static_cast<int32_t>(expert) : -1;
-      reinterpret_cast<float*>(target + shape.weights_offset())[word] =
-          there && call.weights != nullptr ? call.weights[token * shape.topk + word] : 0.0f;
-      continue;
-    }
-    if (word < 2 * shape.topk) continue;
-    word -= 2 * shape.topk;
-    reinterpret_cast<float*>(target + shape.scales_offset())[word] =
-        call.scales[token * shape.scales + word];
+    targets[to] = target;
   }
+  int64_t named = -1;
+  float weight = 0;
+  if (me < shape.topk) {
+    named = call.topk[token * shape.topk + me];
+    if (call.weights != nullptr) weight = call.weights[token * shape.topk + me];
+  }
+  const float* scales = call.scales + token * shape.scales;
+  platform::warp_barrier();
+  copy_row(call.tokens + token * shape.row_bytes, targets, shape.world, shape.row_bytes / 16,
+           share);
+  for (uint32_t to = 0; to < shape.world; ++to) {
+    if (share.part != 0 || targets[to] == nullptr) continue;
+    const int64_t expert = named - int64_t{to} * call.local_experts;
+    const bool there = named >= 0 && expert >= 0 && expert < call.local_experts;
+    const ChannelChoice choice{there ? expert : -1, there ? weight : 0.0f};
+    if (to == buffer.rank) {
+      put_header(shape, call, own_first + static_cast<uint32_t>(places[to]),
+                 static_cast<uint32_t>(token), choice, scales);
+      continue;
+    }
+    unsigned char* slot = targets[to] - shape.row_offset();
+    if (me == 0) reinterpret_cast<ChannelHeader*>(slot)->token = static_cast<uint32_t>(token);
+    if (me < shape.topk) {
+      reinterpret_cast<int32_t*>(slot + sizeof(ChannelHeader))[me] =
+          static_cast<int32_t>(choice.expert);
+      reinterpret_cast<float*>(slot + shape.weights_offset())[me] = choice.weight;
+    }
+    for (uint32_t i = me; i < shape.scales; i += platform::kWarpSize) {
+      reinterpret_cast<float*>(slot + shape.scales_offset())[i] = scales[i];
+    }
+  }
+  platform::warp_barrier();  // before the next token's targets
+}
+
+// By a warp: how many of the tokens [begin, end) go to rank `to`.
+EPF_DEVICE inline uint32_t count_tokens(const ChannelDispatch& call, uint32_t world, uint32_t to,
+                                        uint32_t begin, uint32_t end) {
+  uint32_t count = 0;
+  const uint32_t step = warps() * platform::kWarpSize;
+  for (uint32_t first = begin + warp() * platform::kWarpSize; first < end; first += step) {
+    const uint32_t token = first + platform::lane();
+    const bool goes = token < end && call.in_rank[uint64_t{token} * world + to] != 0;
+    count += platform::count_bits(platform::ballot(goes));
+  }
+  return count;
 }
 
 // By a block: tells each destination how many tokens come on this channel, and after how many.
 EPF_DEVICE inline void announce(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                uint64_t number, uint32_t channel, Range range) {
+                                uint64_t number, uint32_t channel, Range range, ChannelBatch& out) {
   EPF_SHARED uint32_t before[kChannelRanks];
   EPF_SHARED uint32_t within[kChannelRanks];
   const uint32_t world = buffer.shape.world;
   const uint32_t me = platform::thread();
   if (me < world) before[me] = within[me] = 0;
   platform::block_barrier();
-  for (uint32_t i = me; i < range.end * world; i += platform::threads()) {
-    if (call.in_rank[i] == 0) continue;
-    platform::add_block(i / world < range.first ? before + i % world : within + i % world, 1);
+  for (uint32_t to = 0; to < world; ++to) {
+    const uint32_t earlier = count_tokens(call, world, to, 0, range.first);
+    const uint32_t here = count_tokens(call, world, to, range.first, range.end);
+    if (platform::lane() != 0) continue;
+    if (earlier != 0) platform::add_block(before + to, earlier);
+    if (here != 0) platform::add_block(within + to, here);
   }
   platform::block_barrier();
   if (me >= world) return;
+  if (me == buffer.rank) {
+    const uint32_t first = static_cast<uint32_t>(call.firsts[me]) + before[me];
+    call.channel_firsts[me * buffer.shape.channels + channel] = static_cast<int32_t>(first);
+    out.own_first = first;
+    return;
+  }
   const ChannelWindow at{};
   platform::store_release(buffer.word(me, at.firsts, channel, buffer.rank),
                           say(number, before[me]));
@@ -182,7 +225,7 @@ EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDi
   const uint32_t me = platform::thread();
   const uint32_t world = buffer.shape.world;
   const Range range = channel_range(call.count, buffer.shape.channels, channel);
-  announce(buffer, call, number, channel, range);
+  announce(buffer, call, number, channel, range, out);
   if (me < world) out.ends[me] = 0;
   if (me == 0) out.failed = 0;
   const uint32_t step = kChannelBatch < buffer.shape.slots ? kChannelBatch : buffer.shape.slots;
@@ -191,10 +234,11 @@ EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDi
     platform::block_barrier();
     place_batch(buffer, call, number, channel, batch, out);
     if (out.failed != 0) return;
-    copy_headers(buffer, call, batch, out);
-    copy_batch(buffer, call, batch, out);
+    share_rows(batch.end - batch.first, [&](const Share& share) {
+      send_token(buffer, call, channel, batch.first, share, out);
+    });
     platform::block_barrier();
-    if (me < world && out.ends[me] != out.starts[me]) {
+    if (me < world && me != buffer.rank && out.ends[me] != out.starts[me]) {
       platform::store_release(buffer.word(me, ChannelWindow{}.tails, channel, buffer.rank),
                               say(number, out.ends[me]));
     }
@@ -214,6 +258,8 @@ EPF_DEVICE inline void learn(const ChannelBuffer& buffer, const ChannelDispatch&
                              uint64_t number, uint32_t channel, ChannelSources& in) {
   const uint32_t from = platform::thread();
   if (from >= buffer.shape.world) return;
+  in.totals[from] = in.taken[from] = 0;
+  if (from == buffer.rank) return;  // its sending block lays these out
   const ChannelWindow at{};
   uint32_t first = 0;
   uint32_t total = 0;
@@ -224,7 +270,6 @@ EPF_DEVICE inline void learn(const ChannelBuffer& buffer, const ChannelDispatch&
   if (!known) in.failed = 1;
   in.rows[from] = static_cast<uint32_t>(call.firsts[from]) + first;
   in.totals[from] = known ? total : 0;
-  in.taken[from] = 0;
   call.channel_firsts[from * buffer.shape.channels + channel] = static_cast<int32_t>(in.rows[from]);
 }
 
@@ -258,62 +303,28 @@ EPF_DEVICE inline uint32_t source_at(const ChannelSources& in, uint32_t i) {
   return from;
 }
 
-EPF_DEVICE inline void lay_out_rows(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                    uint32_t channel, const ChannelSources& in) {
+// By a warp: message i of a batch becomes a row.
+EPF_DEVICE inline void lay_out(const ChannelBuffer& buffer, const ChannelDispatch& call,
+                               uint32_t channel, const ChannelSources& in, const Share& share) {
   const ChannelShape& shape = buffer.shape;
-  const uint32_t vectors = shape.row_bytes / 16;
-  move_vectors(
-      in.starts[shape.world] * vectors,
-      [&](uint32_t unit) {
-        const uint32_t i = unit / vectors;
-        const uint32_t from = source_at(in, i);
-        const auto* slot =
-            buffer.slot(buffer.rank, channel, from, in.taken[from] + i - in.starts[from]);
-        return reinterpret_cast<const ChannelVector*>(slot +
-                                                      shape.row_offset())[unit - i * vectors];
-      },
-      [&](uint32_t unit, const ChannelVector& vector) {
-        const uint32_t i = unit / vectors;
-        const uint32_t from = source_at(in, i);
-        const uint64_t row = in.rows[from] + in.taken[from] + i - in.starts[from];
-        if (row >= call.rows) return;
-        reinterpret_cast<ChannelVector*>(call.received)[row * vectors + unit - i * vectors] =
-            vector;
-      });
-}
-
-// What stood before the tokens' bytes.
-EPF_DEVICE inline void lay_out_headers(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                       uint32_t channel, const ChannelSources& in) {
-  const ChannelShape& shape = buffer.shape;
-  const uint32_t each = 1 + shape.topk + shape.scales;
-  const uint32_t units = in.starts[shape.world] * each;
-  for (uint32_t unit = platform::thread(); unit < units; unit += platform::threads()) {
-    const uint32_t i = unit / each;
-    uint32_t word = unit - i * each;
-    const uint32_t from = source_at(in, i);
-    const uint32_t position = in.taken[from] + i - in.starts[from];
-    const uint64_t row = in.rows[from] + position;
-    if (row >= call.rows) continue;
-    const unsigned char* slot = buffer.slot(buffer.rank, channel, from, position);
-    if (word == 0) {
-      const auto* header = reinterpret_cast<const ChannelHeader*>(slot);
-      call.source_tokens[row] = static_cast<int32_t>(header->token);
-      continue;
-    }
-    word -= 1;
-    if (word < shape.topk) {
-      call.received_topk[row * shape.topk + word] =
-          reinterpret_cast<const int32_t*>(slot + sizeof(ChannelHeader))[word];
-      if (call.received_weights == nullptr) continue;
-      call.received_weights[row * shape.topk + word] =
-          reinterpret_cast<const float*>(slot + shape.weights_offset())[word];
-      continue;
-    }
-    word -= shape.topk;
-    call.received_scales[row * shape.scales + word] =
-        reinterpret_cast<const float*>(slot + shape.scales_offset())[word];
+  const uint32_t i = share.row;
+  const uint32_t me = platform::lane();
+  const uint32_t from = source_at(in, i);
+  const uint32_t position = in.taken[from] + i - in.starts[from];
+  const uint64_t row = uint64_t{in.rows[from]} + position;
+  if (row >= call.rows) return;
+  const unsigned char* slot = buffer.slot(buffer.rank, channel, from, position);
+  const uint32_t token = reinterpret_cast<const ChannelHeader*>(slot)->token;
+  ChannelChoice choice;
+  if (me < shape.topk) {
+    choice.expert = reinterpret_cast<const int32_t*>(slot + sizeof(ChannelHeader))[me];
+    choice.weight = reinterpret_cast<const float*>(slot + shape.weights_offset())[me];
   }
+  unsigned char* const target = call.received + row * shape.row_bytes;
+  copy_row(slot + shape.row_offset(), &target, 1, shape.row_bytes / 16, share);
+  if (share.part != 0) return;
+  put_header(shape, call, row, token, choice,
+             reinterpret_cast<const float*>(slot + shape.scales_offset()));
 }
 
 EPF_DEVICE inline void receive_channel(const ChannelBuffer& buffer, const ChannelDispatch& call,
@@ -341,8 +352,7 @@ EPF_DEVICE inline void receive_channel(const ChannelBuffer& buffer, const Channe
       continue;
     }
     patience = {};
-    lay_out_headers(buffer, call, channel, in);
-    lay_out_rows(buffer, call, channel, in);
+    share_rows(n, [&](const Share& share) { lay_out(buffer, call, channel, in, share); });
     platform::block_barrier();
     if (me < world && in.starts[me + 1] != in.starts[me]) {
       in.taken[me] += in.starts[me + 1] - in.starts[me];
