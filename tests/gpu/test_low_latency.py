@@ -294,7 +294,7 @@ def test_the_mirrors_equal_the_compiled_ones(kernels: Kernels) -> None:
         at = window_of(shape)
         wanted = [getattr(at, name) for name in at.__dataclass_fields__]
         wanted += [shape.message_bytes(False), shape.message_bytes(True), shape.copies]
-        wanted += [80, *map(ctypes.sizeof, (DeviceBuffer, DispatchCall, CombineCall))]
+        wanted += [32, 32, *map(ctypes.sizeof, (DeviceBuffer, DispatchCall, CombineCall))]
         assert found[: len(wanted)] == wanted
 
 

@@ -24,7 +24,9 @@ def test_all_blocks_of_a_call_agree_who_came(gpu: Gpu) -> None:
     shape = Shape(world=RANKS, experts=RANKS, tokens=1, hidden=128, topk=1)
     came = lost = 0
     delays, said = Words(BLOCKS * RANKS, np.uint64), Words(BLOCKS * RANKS, np.uint32)
-    with LowLatency(shape, 0, Kernels(SOURCE), blocks=1, timeout_s=TIMEOUT_S, mask=True) as end:
+    with LowLatency(
+        shape, 0, Kernels(SOURCE), blocks=BLOCKS, timeout_s=TIMEOUT_S, mask=True
+    ) as end:
         end.connect([end.window] * RANKS)
         stream = gpu.stream()
         for call in range(CALLS):

@@ -8,7 +8,7 @@ using namespace epfabric;
 EPF_KERNEL void EPF_LAUNCH_BOUNDS(1024)
     ask(const DeviceBuffer buffer, uint64_t call, const uint64_t* delays, uint32_t* said) {
   EPF_SHARED Here here;
-  if (!look(buffer, &buffer.state->dispatch_sent, &buffer.state->dispatch_received, here)) return;
+  if (!look(buffer, Kind::kDispatch, here)) return;
   const uint32_t world = buffer.shape.world;
   for (uint32_t from = platform::thread(); from < world; from += platform::threads()) {
     const uint32_t at = platform::block() * world + from;

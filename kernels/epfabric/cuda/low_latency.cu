@@ -8,10 +8,12 @@ constexpr uint32_t kThreads = 1024;
 template <bool kFp8>
 EPF_DEVICE void dispatch(const DeviceBuffer& buffer, const DispatchCall& call) {
   EPF_SHARED Here here;
-  const BufferState& state = *buffer.state;
-  if (!look(buffer, &state.dispatch_sent, &state.dispatch_received, here)) return;
-  if ((call.phases & kPhaseSend) != 0) dispatch_send<kFp8>(buffer, here, call);
-  if ((call.phases & kPhaseReceive) != 0) dispatch_receive<kFp8>(buffer, here, call);
+  if (!look(buffer, Kind::kDispatch, here)) return;
+  const bool sends = (call.phases & kPhaseSend) != 0;
+  const bool receives = (call.phases & kPhaseReceive) != 0;
+  if (sends) dispatch_send<kFp8>(buffer, here, call);
+  if (receives) dispatch_receive<kFp8>(buffer, here, call);
+  count_call(buffer, Kind::kDispatch, here, sends, receives);
 }
 
 }  // namespace epfabric
@@ -31,21 +33,23 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
 EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
     combine(const DeviceBuffer buffer, const CombineCall call) {
   EPF_SHARED Here here;
-  const BufferState& state = *buffer.state;
-  if (!look(buffer, &state.combine_sent, &state.combine_received, here)) return;
-  if ((call.phases & kPhaseSend) != 0) combine_send(buffer, here, call);
-  if ((call.phases & kPhaseReceive) != 0) combine_receive(buffer, here, call);
+  if (!look(buffer, Kind::kCombine, here)) return;
+  const bool sends = (call.phases & kPhaseSend) != 0;
+  const bool receives = (call.phases & kPhaseReceive) != 0;
+  if (sends) combine_send(buffer, here, call);
+  if (receives) combine_receive(buffer, here, call);
+  count_call(buffer, Kind::kCombine, here, sends, receives);
 }
 
 // By one block: waits until all ranks are done with all that this one wrote, so that its next calls
-// may have another shape.
+// may have another shape. All ranks do it: each tells the others here what it is done with.
 EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads) settle(const DeviceBuffer buffer) {
   EPF_SHARED Here here;
-  const BufferState& state = *buffer.state;
-  if (!look(buffer, &state.dispatch_sent, &state.combine_sent, here)) return;
+  if (!look(buffer, Kind::kDispatch, here)) return;
   const Window at = window_of(buffer.shape);
-  await_credits(buffer, here, at.dispatch_credits, here.sent, Awaited::kTokenRoom, 1);
-  await_credits(buffer, here, at.combine_credits, here.received, Awaited::kRowRoom, 1);
+  const BlockCalls& calls = here.calls;
+  await_credits(buffer, here, at.dispatch_credits, calls.dispatch_sent, Awaited::kTokenRoom, 1);
+  await_credits(buffer, here, at.combine_credits, calls.combine_sent, Awaited::kRowRoom, 1);
 }
 
 // For the mirrors in Python: offsets and sizes as this compiler has them.
@@ -65,6 +69,7 @@ EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
                              shape.message_bytes(true),
                              shape.copies(),
                              sizeof(BufferState),
+                             sizeof(BlockCalls),
                              sizeof(DeviceBuffer),
                              sizeof(DispatchCall),
                              sizeof(CombineCall)};

@@ -20,7 +20,8 @@ from epfabric.errors import SessionError
 SOURCE = "low_latency.cu"
 SEND, RECEIVE = 1, 2
 _AWAITED = ("nothing", "room", "tokens", "weights", "rows", "room")
-_STATE_WORDS = 10
+_STATE_WORDS = 4
+_CALL_WORDS = 4  # of a block
 
 
 class DeviceBuffer(ctypes.Structure):
@@ -29,6 +30,7 @@ class DeviceBuffer(ctypes.Structure):
     _fields_ = [
         ("windows", ctypes.c_uint64),
         ("state", ctypes.c_uint64),
+        ("calls", ctypes.c_uint64),
         ("messages", ctypes.c_uint64),
         ("counts", ctypes.c_uint64),
         ("masked", ctypes.c_uint64),
@@ -106,17 +108,21 @@ class LowLatency:
         self.window_bytes = window_bytes or window_of(shape).bytes
         self._check_room(shape)
         self.window = zeros(self.window_bytes)
-        # One allocation: windows, state, messages, counts, masked, verdicts, a word of zeros.
+        # One allocation; at its end a word that stays 0.
         self._alarm = HostWords(1)
         world = shape.world
-        lengths = (world, _STATE_WORDS, world, MAX_EXPERTS, world, len(_AWAITED) * world, 1)
+        verdict_words, call_words = len(_AWAITED) * world, _CALL_WORDS * blocks
+        lengths = (
+            world, _STATE_WORDS, world, MAX_EXPERTS, world, verdict_words, call_words, 1,
+        )  # fmt: skip
         self._memory = zeros(8 * sum(lengths))
-        self._windows, self._state, messages, counts, self._masked, verdicts, zero = (
+        self._windows, self._state, messages, counts, self._masked, verdicts, calls, zero = (
             self._memory + 8 * sum(lengths[:i]) for i in range(len(lengths))
         )
         self.buffer = DeviceBuffer(
             windows=self._windows,
             state=self._state,
+            calls=calls,
             messages=messages,
             counts=counts,
             masked=self._masked,

@@ -19,6 +19,8 @@ struct CombineCall {
   uint32_t count, k, phases;
 };
 
+inline constexpr uint32_t kWeightsOfABlock = 2;  // of each thread, at most
+
 namespace detail {
 
 struct Summands {
@@ -59,13 +61,14 @@ EPF_DEVICE inline uint32_t expert_of(const Shape& shape, const CombineCall& call
   return static_cast<uint32_t>(topk[k]);
 }
 
-// By the grid: each weight to the rank that multiplies with it, in the order of the message's
-// entries.
+// By `blocks` blocks: each weight to the rank that multiplies with it, in the order of the
+// message's entries.
 EPF_DEVICE inline void send_weights(const DeviceBuffer& buffer, const Here& here, const Window& at,
-                                    const CombineCall& call) {
+                                    const CombineCall& call, uint32_t blocks) {
   const Shape& shape = buffer.shape;
-  const uint32_t step = platform::blocks() * platform::threads();
+  const uint32_t step = blocks * platform::threads();
   const uint32_t begin = platform::block() * platform::threads() + platform::thread();
+  if (platform::block() >= blocks) return;
   for (uint32_t unit = begin; unit < call.count * call.k; unit += step) {
     const uint64_t token = unit / call.k;
     const uint32_t k = unit % call.k;
@@ -92,6 +95,19 @@ EPF_DEVICE inline void say(const DeviceBuffer& buffer, const Here& here, uint64_
     if (here.masked[to] != 0) continue;
     const uint64_t place = place_of(buffer, table, here.sent, buffer.rank);
     platform::store_release(here.at<uint64_t>(to, place), word_of(here.sent, 0));
+  }
+}
+
+// By the grid, or where there are few by its first block, which need not wait for the others then.
+EPF_DEVICE inline void exchange_weights(const DeviceBuffer& buffer, const Here& here,
+                                        const Window& at, const CombineCall& call) {
+  if (call.count * call.k <= kWeightsOfABlock * platform::threads()) {
+    send_weights(buffer, here, at, call, 1);
+    platform::block_barrier();
+    if (platform::block() == 0) say(buffer, here, at.weight_words);
+  } else {
+    send_weights(buffer, here, at, call, platform::blocks());
+    if (last_block(&buffer.state->arrived_weights)) say(buffer, here, at.weight_words);
   }
 }
 
@@ -195,10 +211,7 @@ EPF_DEVICE inline void combine_send(const DeviceBuffer& buffer, Here& here,
   const Shape& shape = buffer.shape;
   const Window at = window_of(shape);
   await_credits(buffer, here, at.combine_credits, here.sent, Awaited::kRowRoom);
-  if (call.weights != nullptr) {
-    detail::send_weights(buffer, here, at, call);
-    if (last_block(&buffer.state->arrived_weights)) detail::say(buffer, here, at.weight_words);
-  }
+  if (call.weights != nullptr) detail::exchange_weights(buffer, here, at, call);
   detail::await_weights(buffer, here, at, call, firsts);
   const uint32_t end = firsts[shape.world];
   const uint32_t step = platform::blocks() * kBatch;
@@ -209,11 +222,7 @@ EPF_DEVICE inline void combine_send(const DeviceBuffer& buffer, Here& here,
     detail::sum_rows(shape, n, in);
     platform::block_barrier();
   }
-  if (!last_block(&buffer.state->arrived_sums)) return;
-  detail::say(buffer, here, at.combine_words);
-  if (platform::thread() == 0) {
-    platform::store_device(&buffer.state->combine_sent, here.sent + 1);
-  }
+  if (last_block(&buffer.state->arrived_sums)) detail::say(buffer, here, at.combine_words);
 }
 
 EPF_DEVICE inline void combine_receive(const DeviceBuffer& buffer, Here& here,
@@ -233,8 +242,6 @@ EPF_DEVICE inline void combine_receive(const DeviceBuffer& buffer, Here& here,
     detail::gather(shape, call, first, n, in);
     platform::block_barrier();
   }
-  finish(buffer, here, at.combine_credits, &buffer.state->arrived_rows,
-         &buffer.state->combine_received);
 }
 
 }  // namespace epfabric

@@ -13,16 +13,21 @@ namespace epfabric {
 enum class Awaited : uint32_t { kNothing, kTokenRoom, kTokens, kWeights, kRows, kRowRoom };
 inline constexpr uint32_t kAwaitedKinds = 6;
 
-// Counts of calls, and of blocks that have come to the end of a part of the running one.
+// Counts of blocks that have come to the end of a part of the running call.
 struct BufferState {
-  uint64_t dispatch_sent, dispatch_received, combine_sent, combine_received;
-  uint64_t arrived_sent, arrived_received, arrived_weights, arrived_sums, arrived_rows;
+  uint64_t arrived_sent, arrived_weights, arrived_sums;
   uint64_t failed;  // Awaited << 32 | rank; not 0: the buffer's kernels do nothing any more
+};
+
+// Calls that a block has been through; alike for all blocks between two kernels.
+struct BlockCalls {
+  uint64_t dispatch_sent, dispatch_received, combine_sent, combine_received;
 };
 
 struct DeviceBuffer {
   unsigned char* const* windows;  // by rank, as this GPU reaches them
   BufferState* state;
+  BlockCalls* calls;   // by block
   uint64_t* messages;  // by destination rank: of the running dispatch
   uint64_t* counts;    // by expert: tokens of the running dispatch
   uint64_t* masked;    // by rank: not 0 when nothing goes there or comes from there
@@ -41,6 +46,7 @@ struct DeviceBuffer {
 struct Here {
   unsigned char* windows[kWindowRanks];
   uint32_t masked[kWindowRanks];
+  BlockCalls calls;
   uint64_t sent, received;  // calls of this kind
   uint64_t failed;
 
@@ -50,19 +56,52 @@ struct Here {
   }
 };
 
-// By a block, first of all. False: do nothing, the buffer has failed.
-EPF_DEVICE inline bool look(const DeviceBuffer& buffer, const uint64_t* sent,
-                            const uint64_t* received, Here& here) {
+// Which calls a kernel is about.
+enum class Kind { kDispatch, kCombine };
+
+// By a block, first of all. False: do nothing, the buffer has failed. The last block tells every
+// rank which calls this one is done with: the kernels that read what they brought have ended.
+EPF_DEVICE inline bool look(const DeviceBuffer& buffer, Kind kind, Here& here) {
   const uint32_t me = platform::thread();
   if (me == platform::threads() - 1) here.failed = platform::load_device(&buffer.state->failed);
-  if (me == platform::threads() - 2) here.sent = platform::load_device(sent);
-  if (me == platform::threads() - 3) here.received = platform::load_device(received);
+  if (me == platform::threads() - 2) {
+    const BlockCalls calls = buffer.calls[platform::block()];
+    here.calls = calls;
+    here.sent = kind == Kind::kDispatch ? calls.dispatch_sent : calls.combine_sent;
+    here.received = kind == Kind::kDispatch ? calls.dispatch_received : calls.combine_received;
+  }
   for (uint32_t rank = me; rank < buffer.shape.world; rank += platform::threads()) {
     here.windows[rank] = buffer.windows[rank];
     here.masked[rank] = platform::load_device(buffer.masked + rank) != 0;
   }
   platform::block_barrier();
-  return here.failed == 0;
+  if (here.failed != 0) return false;
+  if (platform::block() != platform::blocks() - 1) return true;
+  const Window at = window_of(buffer.shape);
+  const uint32_t first = platform::threads() - 1 - me;  // not those that wait first
+  for (uint32_t to = first; to < buffer.shape.world; to += platform::threads()) {
+    if (here.masked[to] != 0) continue;
+    // Partner: await_credits().
+    platform::store_release(here.at<uint64_t>(to, at.dispatch_credits) + buffer.rank,
+                            here.calls.dispatch_received);
+    platform::store_release(here.at<uint64_t>(to, at.combine_credits) + buffer.rank,
+                            here.calls.combine_received);
+  }
+  return true;
+}
+
+// By a block, last of all: it has been through the phases of a call.
+EPF_DEVICE inline void count_call(const DeviceBuffer& buffer, Kind kind, const Here& here,
+                                  bool sent, bool received) {
+  if (platform::thread() != 0) return;
+  BlockCalls& calls = buffer.calls[platform::block()];
+  if (kind == Kind::kDispatch) {
+    calls.dispatch_sent = here.sent + (sent ? 1 : 0);
+    calls.dispatch_received = here.received + (received ? 1 : 0);
+  } else {
+    calls.combine_sent = here.sent + (sent ? 1 : 0);
+    calls.combine_received = here.received + (received ? 1 : 0);
+  }
 }
 
 // Of a table [parity][rank] of words: where `other` says something of the call.
@@ -187,28 +226,6 @@ EPF_DEVICE inline bool last_block(uint64_t* arrived) {
   }
   platform::block_barrier();
   return last != 0;
-}
-
-// By a block, last of all: when every block has come here, each rank is told that what it wrote for
-// the call is not needed any more, and `received` grows.
-EPF_DEVICE inline void finish(const DeviceBuffer& buffer, const Here& here, uint64_t table,
-                              uint64_t* arrived, uint64_t* received) {
-  platform::block_barrier();
-  if (platform::thread() >= platform::kWarpSize) return;
-  uint64_t before = 0;
-  if (platform::lane() == 0) {
-    platform::fence_device();
-    before = platform::fetch_add_device(arrived, 1);
-  }
-  if (platform::broadcast(before, 0) != platform::blocks() - 1) return;
-  for (uint32_t to = platform::lane(); to < buffer.shape.world; to += platform::kWarpSize) {
-    // Partner: await_credits(). The reads of all blocks came before their place in `arrived`.
-    auto* credit = here.at<uint64_t>(to, table) + buffer.rank;
-    if (here.masked[to] == 0) platform::store_release(credit, here.received + 1);
-  }
-  if (platform::lane() != 0) return;
-  platform::store_device(arrived, 0);
-  platform::store_device(received, here.received + 1);
 }
 
 }  // namespace epfabric

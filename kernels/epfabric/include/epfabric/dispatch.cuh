@@ -70,16 +70,32 @@ EPF_DEVICE inline void write_header(const Shape& shape, const Outgoing& out, uin
   *reinterpret_cast<MessageHeader*>(message) = {token, copy, entries, 0};
 }
 
+// An expert that a token names, and its weight.
+struct Choice {
+  int64_t named = -1;
+  float weight = 0;
+};
+
+// By a block: what its next tokens name; thread (i, k) has the k-th choice of the i-th token.
+EPF_DEVICE inline Choice read_choice(const DispatchCall& call, uint32_t first) {
+  const uint32_t i = platform::thread() / kMaxTopk;
+  const uint32_t k = platform::thread() % kMaxTopk;
+  Choice choice;
+  if (first >= call.count || i >= batch_at(first, call.count) || k >= call.k) return choice;
+  const uint64_t at = uint64_t{first + i * platform::blocks()} * call.k + k;
+  choice.named = call.topk[at];
+  if (call.weights != nullptr) choice.weight = call.weights[at];
+  return choice;
+}
+
 // By a block: the experts and weights that `n` tokens name.
-EPF_DEVICE inline void read_choices(const Shape& shape, const Here& here, const DispatchCall& call,
-                                    uint32_t first, uint32_t n, Outgoing& out) {
+EPF_DEVICE inline void share_choices(const Shape& shape, const Here& here, const Choice& choice,
+                                     uint32_t n, Outgoing& out) {
   const uint32_t i = platform::thread() / kMaxTopk;
   const uint32_t k = platform::thread() % kMaxTopk;
   if (i < n) {
-    const uint64_t at = uint64_t{first + i * platform::blocks()} * call.k + k;
-    const int64_t named = k < call.k ? call.topk[at] : -1;
-    const bool weighted = call.weights != nullptr && k < call.k;
-    out.weights[i][k] = weighted ? call.weights[at] : 0.0f;
+    const int64_t named = choice.named;
+    out.weights[i][k] = choice.weight;
     uint32_t expert = kNowhere;
     if (named >= 0 && named < shape.experts) expert = static_cast<uint32_t>(named);
     if (expert != kNowhere && here.masked[expert / shape.local_experts()] != 0) expert = kNowhere;
@@ -91,13 +107,13 @@ EPF_DEVICE inline void read_choices(const Shape& shape, const Here& here, const 
 // By a block: gives each of `n` tokens its messages and writes their headers. An expert that a
 // token names twice counts once: its rows are made for one a token.
 EPF_DEVICE inline void place_tokens(const DeviceBuffer& buffer, const Here& here, const Window& at,
-                                    const DispatchCall& call, uint32_t first, uint32_t n, bool fp8,
-                                    Outgoing& out) {
+                                    const DispatchCall& call, const Choice& choice, uint32_t first,
+                                    uint32_t n, bool fp8, Outgoing& out) {
   const Shape& shape = buffer.shape;
   const uint32_t local = shape.local_experts();
   const uint32_t i = platform::thread() / kMaxTopk;
   const uint32_t k = platform::thread() % kMaxTopk;
-  read_choices(shape, here, call, first, n, out);
+  share_choices(shape, here, choice, n, out);
   const uint32_t expert = i < n ? out.experts[i][k] : kNowhere;
   const uint32_t destination = expert / local;
   bool leads = expert != kNowhere;
@@ -228,11 +244,13 @@ template <bool kFp8>
 EPF_DEVICE void dispatch_send(const DeviceBuffer& buffer, Here& here, const DispatchCall& call) {
   EPF_SHARED detail::Outgoing out;
   const Window at = window_of(buffer.shape);
+  detail::Choice choice = detail::read_choice(call, platform::block());  // while it waits
   await_credits(buffer, here, at.dispatch_credits, here.sent, Awaited::kTokenRoom);
   const uint32_t step = platform::blocks() * kBatch;
   for (uint32_t first = platform::block(); first < call.count; first += step) {
     const uint32_t n = detail::batch_at(first, call.count);
-    detail::place_tokens(buffer, here, at, call, first, n, kFp8, out);
+    if (first != platform::block()) choice = detail::read_choice(call, first);
+    detail::place_tokens(buffer, here, at, call, choice, first, n, kFp8, out);
     platform::block_barrier();
     if constexpr (kFp8) {
       detail::cast_tokens(buffer, call, first, n, out);
@@ -243,9 +261,6 @@ EPF_DEVICE void dispatch_send(const DeviceBuffer& buffer, Here& here, const Disp
   }
   if (!last_block(&buffer.state->arrived_sent)) return;
   detail::publish_tokens(buffer, here, at);
-  if (platform::thread() == 0) {
-    platform::store_device(&buffer.state->dispatch_sent, here.sent + 1);
-  }
 }
 
 }  // namespace epfabric

@@ -176,8 +176,6 @@ EPF_DEVICE void dispatch_receive(const DeviceBuffer& buffer, Here& here, const D
     if constexpr (kFp8) detail::expand_scales(shape, call, n, in);
     platform::block_barrier();
   }
-  finish(buffer, here, at.dispatch_credits, &buffer.state->arrived_received,
-         &buffer.state->dispatch_received);
 }
 
 }  // namespace epfabric
