@@ -8,7 +8,7 @@ from typing import Any
 
 from epfabric.buffer.event import EventOverlap
 from epfabric.buffer.order import Order
-from epfabric.buffer.tensors import checked_tensor
+from epfabric.buffer.tensors import checked_tensor, sizes_of
 from epfabric.cuda.low_latency import RECEIVE, SEND, CombineCall, DispatchCall, LowLatency
 from epfabric.cuda.window import SCALE_CHANNELS, Shape
 from epfabric.errors import SessionError
@@ -69,9 +69,9 @@ class LowLatencyCalls:
         self._refuse(aside, hooked)
         if use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 needs round_scale=True: exponents say powers of two only")
-        source = checked_tensor(x, "x", torch.bfloat16, (None, None))
+        source = checked_tensor(x, "x", torch.bfloat16, sizes_of(x))
         count, hidden = x.shape
-        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, None))
+        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, sizes_of(topk_idx)[1]))
         shape = shape_of(self.end.shape.world, experts, tokens, hidden, topk_idx.shape[1])
         if use_ue8m0 and hidden % (4 * SCALE_CHANNELS):
             raise ValueError(f"use_ue8m0 needs a hidden size of a multiple of 512, not {hidden}")
@@ -107,7 +107,7 @@ class LowLatencyCalls:
         self.end.dispatch(call, fp8=use_fp8, stream=stream.cuda_stream)
         alive = (x, topk_idx, received, scales, memory, sums, waits)
         event = self._order.end(stream, aside, alive)
-        counts = memory[places.at["expert_counts"] :][:local]
+        counts = memory.narrow(0, places.at["expert_counts"], local)
         out = (received, scales.transpose(1, 2)) if scales is not None else received
         hook = self._hook(shape, self._dispatch, call, use_fp8, alive) if hooked else None
         return out, counts, handle, event, hook
@@ -124,8 +124,8 @@ class LowLatencyCalls:
         rows = checked_tensor(
             x, "x", torch.bfloat16, (shape.local_experts, shape.rows, shape.hidden)
         )
-        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (None, shape.topk))
         count = len(topk_idx)
+        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, shape.topk))
         weights = checked_tensor(topk_weights, "topk_weights", torch.float32, (count, shape.topk))
         # An empty tensor has no address; but that there are weights is so on all ranks or on none.
         weights = weights or handle.memory.data_ptr()
@@ -163,8 +163,8 @@ class LowLatencyCalls:
 
     def _handle(self, shape: Shape, arrays: dict[str, int], memory: Any, places: Places) -> Handle:
         local, world, rows = shape.local_experts, shape.world, shape.rows
-        tokens = memory[places.at["source_tokens"] :][: local * rows].view(local, rows)
-        ranges = memory[: 2 * local * world].view(self._torch.int64).view(local, world)
+        tokens = memory.as_strided((local, rows), (rows, 1), places.at["source_tokens"])
+        ranges = memory.view(self._torch.int64).as_strided((local, world), (world, 1), 0)
         handle = Handle((tokens, ranges, shape.tokens, shape.hidden, shape.experts))
         handle.shape, handle.arrays, handle.memory = shape, arrays, memory
         return handle

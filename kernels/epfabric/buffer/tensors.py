@@ -7,6 +7,13 @@ from typing import Any
 
 def checked_tensor(tensor: Any, name: str, dtype: Any, shape: tuple[int | None, ...]) -> int:
     """Its address; None in `shape`: any length. Raises ValueError that names the tensor."""
+    if (
+        tensor.dtype is dtype
+        and tensor.shape == shape
+        and tensor.is_contiguous()
+        and tensor.is_cuda
+    ):
+        return int(tensor.data_ptr())  # a call has several, and microseconds
     if tensor.dtype is not dtype:
         raise ValueError(f"{name} must be of {dtype}, not {tensor.dtype}")
     found = tensor.shape
@@ -20,6 +27,11 @@ def checked_tensor(tensor: Any, name: str, dtype: Any, shape: tuple[int | None, 
     if not tensor.is_cuda:
         raise ValueError(f"{name} must be in GPU memory, not on {tensor.device}")
     return int(tensor.data_ptr())
+
+
+def sizes_of(tensor: Any) -> tuple[Any, Any]:
+    """Of a matrix; of anything else what checked_tensor() then refuses."""
+    return tuple(tensor.shape) if tensor.dim() == 2 else (None, None)
 
 
 class _Raw:

@@ -32,12 +32,12 @@ class Kernels:
         )
         path = source if isinstance(source, Path) else files("epfabric.cuda").joinpath(source)
         code = compiler.cubin(path.read_text(), path.name, f"sm_{major}{minor}")
+        self._driver = driver
         self._module = checked(driver.cuModuleLoadData(code))
         self._functions: dict[str, Any] = {}
 
     def function(self, name: str) -> Any:
-        from cuda.bindings import driver
-
+        driver = self._driver
         if name not in self._functions:
             found = checked(driver.cuModuleGetFunction(self._module, name.encode()))
             # Else the driver does it at the first launch, and waits for all kernels before.
@@ -60,8 +60,7 @@ class Kernels:
 
     def launch(self, name: str, blocks: int, stream: int, *values: Any) -> None:
         """values: ctypes objects, which are copied at once."""
-        from cuda.bindings import driver
-
+        driver = self._driver
         parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         checked(
             driver.cuLaunchKernel(
