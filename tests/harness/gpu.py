@@ -18,11 +18,12 @@ NATIVE = {
     "epfabric_host._producer": (ROOT / "kernels/host", ROOT / "kernels/host"),
 }
 
+BENCHES, TWO_GPUS = ("gpu_fifo", "low_latency", "buffer"), ("two_gpus",)
 TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")
 # Of API calls only ours are checked, where they are made: torch's own ask for what is not there.
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9",
              "--report-api-errors", "no")  # fmt: skip
-SLOW = ("tcp", "processes", "test_a_graph", "8-130", "8-70")  # under the sanitizer
+SLOW = ("tcp", "test_devices", "test_a_graph", "8-130", "8-70")  # under the sanitizer
 
 
 def main() -> int:
@@ -43,8 +44,15 @@ def main() -> int:
         quick = " and ".join(f"not {name}" for name in SLOW)
         code = run("pytest", *TESTS, "-k", quick, under=SANITIZER)
     if code == 0 and not options.no_bench:
-        code = run("epfabric_bench", "--plot", "gpu_fifo", "low_latency", "buffer")
+        code = run("epfabric_bench", "--plot", *BENCHES, *(TWO_GPUS if gpus() > 1 else ()))
     return code
+
+
+def gpus() -> int:
+    listed = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
+    )
+    return len(listed.stdout.splitlines())
 
 
 def build(source: Path, home: Path) -> None:

@@ -13,6 +13,7 @@ from . import (
     proxy,
     scale,
     transport,
+    two_gpus,
     verbs,
 )
 
@@ -28,6 +29,7 @@ BENCHES: dict[str, Bench] = {
         gpu_fifo.BENCH,
         low_latency.BENCH,
         buffer.BENCH,
+        two_gpus.BENCH,
         scale.BENCH,
     )
 }
