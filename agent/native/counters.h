@@ -24,9 +24,10 @@ class Count {
 };
 
 struct alignas(64) RingCount {
-  Count writes, signals, drains, barriers, adds, swaps;             // completed
-  Count masked, masked_slots;                                       // completed without effect
-  std::array<Count, static_cast<size_t>(Refusal::kCount)> refused;  // commands, by reason
+  Count writes, signals, drains, barriers, adds, swaps;  // completed
+  Count joined;                                          // WRITEs sent with the one before
+  Count masked, masked_slots;                            // completed without effect
+  std::array<Count, static_cast<size_t>(Refusal::kCount)> refused;        // commands, by reason
   std::array<Count, static_cast<size_t>(Refusal::kCount)> refused_slots;  // a CAS has two
 };
 

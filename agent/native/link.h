@@ -8,6 +8,7 @@
 
 #include "endpoint.h"
 #include "gate.h"
+#include "joining.h"
 #include "pace.h"
 
 namespace epfabric::agent {
@@ -21,6 +22,7 @@ struct Limits {
   uint32_t tries = 3;  // to make a broken connection that then carries something
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
   bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
+  Joining joining{};
   uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
 };
 

@@ -66,7 +66,7 @@ class Loop {
   bool advance_atomic(Ring& ring, Held& held);
   bool advance_barrier(Ring& ring, Held& held);
   bool advance_rail(Ring& ring, Held& held);
-  bool passed_over(Ring& ring, uint32_t rank);
+  bool pass_over(Ring& ring, uint32_t rank);
   template <class To>
   bool post(To& to, Ring& ring, Held& held);
 

@@ -14,7 +14,7 @@ template <class Remote>
 bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
   const Command& command = held.command;
   const uint32_t rank = command.atomic.rank;
-  if (passed_over(ring, rank)) return true;
+  if (epoch_->state(rank) != kPresent) return pass_over(ring, rank);
   const AtomicPart part{&ring, &command.atomic, command.op == Op::kCas, command.destination_region,
                         &held.sent};
   const Applied applied = loopback_.serves(rank) ? loopback_.atomic(part) : remote_.atomic(part);

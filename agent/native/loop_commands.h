@@ -51,15 +51,17 @@ uint32_t Loop<Remote>::serve_pass(bool control, uint32_t budget) {
   return used;
 }
 
-// Posts the held command and takes further ones, until the ring is empty, busy, or a budget (of
-// commands or of bytes) is spent.
+// Posts the command that the ring holds and takes further ones, until it is empty, busy, or a
+// budget (of commands or of bytes) is spent.
 template <class Remote>
 uint32_t Loop<Remote>::serve(Ring& ring, uint32_t budget) {
   uint32_t left = budget;
-  while (left > 0 && turn_bytes_ < kTurnBytes && (ring.holding() || ring.take(view_, left))) {
+  if (turn_bytes_ >= kTurnBytes) return 0;
+  do {
+    if (ring.neighbour_likely()) ring.join(view_, proxy_.settings_.limits.joining, left);
     if (!advance(ring)) break;
     left -= 1;
-  }
+  } while (left > 0 && turn_bytes_ < kTurnBytes && ring.take(view_, left));
   return budget - left;
 }
 
@@ -67,10 +69,8 @@ uint32_t Loop<Remote>::serve(Ring& ring, uint32_t budget) {
 template <class Remote>
 bool Loop<Remote>::advance(Ring& ring) {
   Held& held = ring.held();
+  if (held.command.op <= Op::kSignal) return advance_write(ring, held);  // or kWrite: most are
   switch (held.command.op) {
-    case Op::kWrite:
-    case Op::kSignal:
-      return advance_write(ring, held);
     case Op::kAdd:
     case Op::kCas:
       return advance_atomic(ring, held);
@@ -88,16 +88,14 @@ bool Loop<Remote>::advance(Ring& ring) {
 template <class Remote>
 bool Loop<Remote>::advance_write(Ring& ring, Held& held) {
   const uint32_t rank = held.command.write.rank;
-  if (passed_over(ring, rank)) return true;
+  if (epoch_->state(rank) != kPresent) return pass_over(ring, rank);
   return loopback_.serves(rank) ? post(loopback_, ring, held) : post(remote_, ring, held);
 }
 
-// The held command's destination is gone, and with that the command.
+// The held command's destination is gone, and with that the command; true.
 template <class Remote>
-bool Loop<Remote>::passed_over(Ring& ring, uint32_t rank) {
-  const uint8_t state = epoch_->state(rank);
-  if (state == kPresent) return false;
-  if (state == kLeft) {
+bool Loop<Remote>::pass_over(Ring& ring, uint32_t rank) {
+  if (epoch_->state(rank) == kLeft) {
     ring.give_up(Refusal::kRankLeft);
   } else {
     ring.mask();
@@ -138,9 +136,9 @@ bool Loop<Remote>::post(To& to, Ring& ring, Held& held) {
       if (posted.pending) ring.add_part();
     }
     *value = signal.value;
-    count.signals.add(1);
+    count.signals.add(1 + held.fused);
   }
-  if (size != 0) count.writes.add(1);
+  if (size != 0) count.writes.add(1 + held.joined);
   note_undelivered();
   ring.finish();
   return true;

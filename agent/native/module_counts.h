@@ -29,6 +29,7 @@ inline nb::dict ring_dict(const Ring& ring) {
   ops["barrier"] = ring.count().barriers.get();
   ops["add"] = ring.count().adds.get();
   ops["cas"] = ring.count().swaps.get();
+  out["joined"] = ring.count().joined.get();
   out["masked"] = ring.count().masked.get();
   out["masked_slots"] = ring.count().masked_slots.get();
   const uint64_t retired = ring.retired();  // before taken: the depth is never negative

@@ -134,6 +134,8 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
   const bool full = link.inflight >= link.cap || inflight() >= limits_.session_inflight ||
                     (link.inflight > 0 && link.inflight_bytes + bytes > link.cap_bytes);
   if (full) return busy(link);
+  const Joining& joining = limits_.joining;
+  if (link.inflight >= joining.busy && part.ring->may_grow(joining)) return {};
   const Region& from = *regions_[part.source_region];
   const RemoteKey& to = (*link.regions)[part.destination_region];
   const Extent& extent = epoch_->remote(part.rank).regions[part.destination_region];

@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "counters.h"
+#include "joining.h"
 
 namespace epfabric::agent {
 
@@ -19,7 +20,9 @@ struct Held {
   Command command;
   uint64_t posted_bytes = 0;
   uint64_t serial = 0;   // DRAIN: its name at the transport
-  uint32_t slots = 1;    // a CAS has two
+  uint32_t slots = 1;    // a CAS has two, a WRITE those of the commands that it joined
+  uint32_t joined = 0;   // WRITE: commands behind it that are part of it
+  uint32_t fused = 0;    // of these, those whose signal its own one stands for
   uint32_t sent = 0;     // ATOMIC: records of it that are on their way
   bool entered = false;  // BARRIER
   bool announced = false;
@@ -75,6 +78,25 @@ class Ring {
     return holding_;
   }
 
+  // The held command is perhaps a WRITE with a neighbour behind it: a guess by one word of a slot,
+  // so that commands without neighbours pay little.
+  bool neighbour_likely() const {
+    const Write& write = held_.command.write;
+    const Slot& slot = consumer_.slots[(consumer_.next + held_.slots) & (depth_ - 1)];
+    return static_cast<uint32_t>(platform::load_relaxed(&slot.lo)) == write.source + write.units;
+  }
+  // The held WRITE takes on the neighbours that are visible behind it; the budget is left without
+  // them, and not empty. They complete with it: their tickets come after its own, which waits for
+  // all parts.
+  [[gnu::noinline]] void join(const SessionView& view, const Joining& rules, uint32_t& budget) {
+    while (budget > 1 && may_join(rules) && join_next(view, rules)) budget -= 1;
+  }
+  // Whether the held WRITE may still take on more, but nothing is visible behind it.
+  bool may_grow(const Joining& rules) const {
+    Slot ignored;
+    return may_join(rules) && !consumer_.peek(held_.slots, ignored);
+  }
+
   // Counts one more part of the held command that will complete later; its ticket for part_done().
   void add_part() { entry(consumer_.next).parts += 1; }
   uint64_t ticket() const { return consumer_.next; }
@@ -121,15 +143,19 @@ class Ring {
 
   // The held command cannot run any more.
   void give_up(Refusal refusal) {
-    entry(consumer_.next).op = Op::kInvalid;
-    note_refusal(refusal, held_.slots, consumer_.next);
+    for (uint32_t i = 0; i <= held_.joined; ++i) {
+      entry(consumer_.next + i).op = Op::kInvalid;
+      note_refusal(refusal, held_.slots - held_.joined, consumer_.next + i);
+    }
     pass(held_.slots);
   }
 
   // The held command's destination, or this rank, is masked: it completes when its parts have.
   void mask() {
-    entry(consumer_.next).op = Op::kInvalid;
-    note_masked(held_.slots);
+    for (uint32_t i = 0; i <= held_.joined; ++i) {
+      entry(consumer_.next + i).op = Op::kInvalid;
+      note_masked(held_.slots - held_.joined);
+    }
     pass(held_.slots);
   }
 
@@ -140,8 +166,11 @@ class Ring {
     at.parts -= 1;
     const bool held = holding_ && ticket == consumer_.next;  // mask() will count it
     if (held || at.op == Op::kInvalid) return;
-    note_masked(slots_of(at.op));
-    at.op = Op::kInvalid;
+    const uint32_t slots = slots_of(at.op);
+    for (uint32_t i = 0; i <= at.joined; ++i) {
+      entry(ticket + i).op = Op::kInvalid;
+      note_masked(slots);
+    }
   }
 
   // Retires what is complete, in order, and tells the producer. True when something moved.
@@ -169,6 +198,7 @@ class Ring {
   struct Entry {
     uint32_t parts = 0;  // completions still to come
     Op op = Op::kInvalid;
+    uint8_t joined = 0;   // entries behind it that have their parts here
     uint16_t awaits = 0;  // 1 + the rank whose answer is among them
   };
 
@@ -178,12 +208,42 @@ class Ring {
   // The next slots are a command that may run; the second of a CAS is a ticket without a command.
   void hold(uint32_t slots) {
     held_.posted_bytes = held_.serial = 0;
-    held_.sent = 0;
+    held_.joined = held_.fused = held_.sent = 0;
     held_.slots = slots;
     held_.entered = held_.announced = false;
     holding_ = true;
-    entry(consumer_.next) = {0, held_.command.op, 0};
+    entry(consumer_.next) = {0, held_.command.op};
     if (slots == 2) entry(consumer_.next + 1) = {};
+  }
+
+  bool may_join(const Joining& rules) const {
+    const bool small = held_.joined > 0 || rules.takes(held_.command.write.units);
+    return held_.command.op == Op::kWrite && small && held_.posted_bytes == 0 &&
+           held_.joined + 1 < rules.commands;
+  }
+
+  bool join_next(const SessionView& view, const Joining& rules) {
+    const uint64_t ticket = consumer_.next + held_.slots;
+    if (ticket - retired_.load(std::memory_order_relaxed) + 2 > depth_) return false;
+    Slot slot;
+    Command next;
+    if (!consumer_.peek(held_.slots, slot) || op_of(slot.lo) != Op::kWrite) return false;
+    // What is refused stays there for take(), which counts it.
+    if (check(slot, Slot{}, ticket, index_, view, next) != Refusal::kNone) return false;
+    if (!rules.join(held_.command, next)) return false;
+    Write& write = held_.command.write;
+    write.units += next.write.units;
+    if (next.write.advance != 0) {
+      held_.fused += write.advance != 0 ? 1 : 0;
+      write.signal = next.write.signal;
+      write.advance += next.write.advance;
+    }
+    held_.slots += 1;
+    held_.joined += 1;
+    entry(consumer_.next).joined = static_cast<uint8_t>(held_.joined);
+    entry(ticket) = {0, Op::kWrite};
+    count_.joined.add(1);
+    return true;
   }
 
   void pass(uint32_t slots) {

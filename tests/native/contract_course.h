@@ -27,7 +27,26 @@ inline HandShape random_shape(std::minstd_rand& random) {
   shape.signals = kWords;
   shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
   shape.limits.inflight = random() % 2 == 0 ? 256 : 16;
+  agent::Joining& joining = shape.limits.joining;
+  joining.commands = random() % 4 == 0 ? 1 : 2 + random() % (agent::Joining::kMost - 1);
+  joining.busy = random() % 2 == 0 ? UINT32_MAX : 1 + random() % 8;
+  joining.fuse = random() % 2 == 0;
   return shape;
+}
+
+// Messages that carry one command or several.
+inline uint64_t random_max_bytes(std::minstd_rand& random) {
+  return random() % 2 == 0 ? 288 : 8192;
+}
+
+// WRITEs that went with the one before.
+template <class Group>
+uint64_t joined(const Group& group) {
+  uint64_t out = 0;
+  for (const agent::Session* session : group.sessions()) {
+    for (const auto& ring : session->rings()) out += ring->count().joined.get();
+  }
+  return out;
 }
 
 struct Course {

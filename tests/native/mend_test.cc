@@ -31,12 +31,13 @@ RcRules random_rules(std::minstd_rand& random) {
   rules.refuse_one_in = random() % 3 == 0 ? 0 : 2 + random() % 30;
   rules.miss_one_in = random() % 2 == 0 ? 0 : 2 + random() % 4;
   rules.queue = 8u << (random() % 5);
+  rules.max_bytes = random_max_bytes(random);
   return rules;
 }
 
 struct Outcome {
   std::string fault;
-  uint64_t posted, breaks, unanswered, late, barriers;
+  uint64_t posted, breaks, unanswered, late, barriers, joined;
 };
 
 Outcome run(uint64_t seed) {
@@ -48,8 +49,8 @@ Outcome run(uint64_t seed) {
   Group group(shape, seed, network);
   OrderChecker checker(group.sessions(), seed, {});
   const std::string fault = play(group, network, checker, kCourse);
-  return {fault,          network.posted(),  network.breaks(), network.done_unanswered(),
-          network.late(), checker.barriers()};
+  return {fault,          network.posted(),   network.breaks(), network.done_unanswered(),
+          network.late(), checker.barriers(), joined(group)};
 }
 
 }  // namespace
@@ -66,16 +67,19 @@ TEST_CASE("connections that break are made anew, and nothing is lost, repeated o
     total.unanswered += outcome.unanswered;
     total.late += outcome.late;
     total.barriers += outcome.barriers;
+    total.joined += outcome.joined;
   }
   std::printf(
       "mend_test: %llu operations of %llu groups; %llu connections broke; %llu operations were "
-      "done unanswered, %llu came late; %llu barriers\n",
+      "done unanswered, %llu came late; %llu barriers; %llu writes joined\n",
       static_cast<unsigned long long>(total.posted), static_cast<unsigned long long>(seeds),
       static_cast<unsigned long long>(total.breaks),
       static_cast<unsigned long long>(total.unanswered),
-      static_cast<unsigned long long>(total.late), static_cast<unsigned long long>(total.barriers));
+      static_cast<unsigned long long>(total.late), static_cast<unsigned long long>(total.barriers),
+      static_cast<unsigned long long>(total.joined));
   CHECK(total.breaks > 10 * seeds);
   CHECK(total.unanswered > 0);
   CHECK(total.late > 0);
   CHECK(total.barriers > seeds);
+  CHECK(total.joined > total.posted / 50);
 }

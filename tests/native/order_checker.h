@@ -50,6 +50,7 @@ class OrderChecker {
   struct Rules {
     uint32_t signal_percent = 40, drain_percent = 3, barrier_per_mille = 2;
     uint32_t most_units = kPlaceUnits;
+    uint32_t run_percent = 10;  // pushes of several WRITEs that are neighbours on both sides
   };
 
   // `sessions` by rank; each has a region of region_bytes().
@@ -82,7 +83,9 @@ class OrderChecker {
     if (barriers_begun_ > pod.barriers || draw(1000) < rules_.barrier_per_mille)
       return push_barrier(rank);
     if (draw(100) < rules_.drain_percent) return push_drain(rank, ring);
-    push_write(rank, ring, draw(world_));
+    const uint32_t to = draw(world_);
+    if (draw(100) >= rules_.run_percent) return push_write(rank, ring, to, false);
+    for (uint32_t i = 2 + draw(9); i > 0; --i) push_write(rank, ring, to, true);
   }
   void push_drain(uint32_t rank, uint32_t ring) {
     Entry entry{Op::kDrain, {}};
@@ -194,7 +197,8 @@ class OrderChecker {
     }
   }
 
-  void push_write(uint32_t rank, uint32_t ring, uint32_t to) {
+  // `whole`: it fills its place, so that the next one is its neighbour.
+  void push_write(uint32_t rank, uint32_t ring, uint32_t to, bool whole) {
     OrderDomain& flow = domain(rank, ring, to);
     const uint64_t number = flow.writes + 1;
     const bool reusable = number <= kPlaces || (number - kPlaces <= flow.seen &&
@@ -204,7 +208,7 @@ class OrderChecker {
     Slot slot{};
     if (reusable) {
       if (number > kPlaces) require_untouched(rank, ring, to, number - kPlaces);
-      const uint32_t count = 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
+      const uint32_t count = whole ? kPlaceUnits : 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
       Unit* source = &units(rank)[source_unit(ring, to, number)];
       for (uint32_t i = 0; i < count; ++i) source[i] = {number, place_name(rank, ring, to, i)};
       Write write{};

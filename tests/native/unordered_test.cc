@@ -30,13 +30,13 @@ SrdRules random_rules(std::minstd_rand& random) {
   rules.delay = 1 + random() % 120;
   rules.refuse_one_in = random() % 3 == 0 ? 0 : 2 + random() % 30;
   rules.queue = 8u << (random() % 6);
-  rules.max_bytes = 288;
+  rules.max_bytes = random_max_bytes(random);
   return rules;
 }
 
 struct Outcome {
   std::string fault;
-  uint64_t posted, overtaken, repeated, barriers;
+  uint64_t posted, overtaken, repeated, barriers, joined;
 };
 
 Outcome run(uint64_t seed) {
@@ -49,7 +49,9 @@ Outcome run(uint64_t seed) {
   Group group(shape, seed, network);
   OrderChecker checker(group.sessions(), seed, {});
   const std::string fault = play(group, network, checker, kCourse);
-  return {fault, network.posted(), network.overtaken(), network.repeated(), checker.barriers()};
+  return {
+      fault,        network.posted(), network.overtaken(), network.repeated(), checker.barriers(),
+      joined(group)};
 }
 
 }  // namespace
@@ -65,15 +67,18 @@ TEST_CASE("over a network without order every signal, DRAIN and BARRIER keeps it
     total.overtaken += outcome.overtaken;
     total.repeated += outcome.repeated;
     total.barriers += outcome.barriers;
+    total.joined += outcome.joined;
   }
   std::printf(
       "unordered_test: %llu operations of %llu groups; %llu came late, %llu twice; "
-      "%llu barriers\n",
+      "%llu barriers; %llu writes joined\n",
       static_cast<unsigned long long>(total.posted), static_cast<unsigned long long>(seeds),
       static_cast<unsigned long long>(total.overtaken),
       static_cast<unsigned long long>(total.repeated),
-      static_cast<unsigned long long>(total.barriers));
+      static_cast<unsigned long long>(total.barriers),
+      static_cast<unsigned long long>(total.joined));
   CHECK(total.overtaken > total.posted / 20);
   CHECK(total.repeated > 0);
   CHECK(total.barriers > seeds);
+  CHECK(total.joined > total.posted / 50);
 }
