@@ -77,6 +77,7 @@ class RingCount(TypedDict):
     refused_slots: dict[str, int]  # the same in slots: a CAS has two
     masked: int  # completed without effect, since their destination is masked
     masked_slots: int
+    joined: int  # WRITEs that went with the one before
 
 class DestinationCount(TypedDict):
     rank: int
@@ -196,6 +197,8 @@ class Core:
         ports: Sequence[tuple[str, int, str]] = (),
         gated: bool = False,
         adaptive: bool = False,
+        packing: int = 8,
+        early_pop: bool = True,
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
         an epoch fails when a peer acknowledges nothing for that long though it should. gated: the

@@ -33,6 +33,8 @@ class CoreSettings:
     max_inflight: int
     max_inflight_bytes: int
     adaptive: bool
+    packing: int
+    early_pop: bool
     idle: str
     histogram_scale: int
 

@@ -386,6 +386,8 @@ def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
         max_inflight=proxies.max_inflight,
         max_inflight_bytes=proxies.max_inflight_bytes,
         adaptive=proxies.adaptive,
+        packing=settings.low_latency.packing,
+        early_pop=settings.low_latency.early_pop,
         idle=proxies.idle,
         histogram_scale=max(settings.telemetry.histogram_scale, 0),
     )

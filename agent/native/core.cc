@@ -34,6 +34,9 @@ class Attempts {
   std::string error_;
 };
 
+// Operations under way to a rank, below which a write that may still grow goes at once.
+constexpr uint32_t kEarlyPop = 2;
+
 void check_settings(const CoreSettings& settings) {
   const auto require = [](bool good, const std::string& what) {
     if (!good) throw NativeError(what);
@@ -45,6 +48,7 @@ void check_settings(const CoreSettings& settings) {
   require(settings.idle == "adaptive" || settings.idle == "spin", "idle is 'adaptive' or 'spin'");
   require(settings.histogram_scale >= 0 && settings.histogram_scale <= Histogram::kMaxScale,
           "histogram_scale is 0-8");
+  require(settings.packing >= 1 && settings.packing <= Joining::kMost, "packing is 1-8");
   require(settings.limits.stall_ns > 0, "stall_timeout_ms is at least 1");
   if (settings.provider.empty()) return;
   in6_addr ignored;
@@ -67,6 +71,8 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
   proxy_settings_.limits = settings.limits;
   proxy_settings_.limits.adaptive = settings.adaptive;
+  proxy_settings_.limits.joining.commands = settings.packing;
+  proxy_settings_.limits.joining.busy = settings.early_pop ? kEarlyPop : 1;
   proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
   proxy_settings_.ports = settings.ports;
   for (VerbsPort& port : proxy_settings_.ports) {

@@ -21,8 +21,10 @@ struct CoreSettings {
   std::string idle = "adaptive";
   int histogram_scale = 5;
   uint64_t connect_timeout_ns = 10'000'000'000;
-  std::vector<VerbsPort> ports{};  // where verbs moves the data; `provider` is empty then
-  bool adaptive = false;           // caps below the limits follow the completions' latency
+  std::vector<VerbsPort> ports{};     // where verbs moves the data; `provider` is empty then
+  bool adaptive = false;              // caps below the limits follow the completions' latency
+  uint32_t packing = Joining::kMost;  // WRITEs in a message to one destination, at most
+  bool early_pop = true;              // what is there goes at once while few are under way
   bool gated = false;  // the protocol for networks without order, whatever the provider keeps
 };
 

@@ -172,6 +172,34 @@ def test_nodes_with_different_numbers_of_proxies_and_ranks_exchange(proxies: lis
                 assert pod.signal_value(source, (source + pod.rank) % rings, 1) == 7
 
 
+@pytest.mark.parametrize("transport", PROVIDERS)
+@pytest.mark.parametrize("packing", [1, 8])
+def test_neighbouring_writes_arrive_whole_and_count_each(transport: str, packing: int) -> None:
+    """Pushed before the epoch opens, so that all of them are visible at once."""
+    random, size = seeded(), 3584
+    data = random.integers(0, 256, 20 * size, dtype=np.uint8)
+
+    def push(pod: Pod) -> None:
+        pod.regions[0][: data.size] = data
+        if pod.rank == 0:
+            for i in range(20):
+                at = i * size
+                pod.push(0, write(1, at, data.size + at, size, signal=0, advance=2 * (i % 2)))
+
+    nodes = nodes_of(transport, 2)
+    with Group(nodes, provider=PROVIDERS[transport], prepare=push, packing=packing) as group:
+        a, b = group.pods
+        a.run(0, drain(20))
+        assert np.array_equal(b.regions[0][data.size : 2 * data.size], data)
+        until(lambda: b.signal_value(0, 0, 0) == 20, "all signals")
+        until(lambda: a.session.counters()["rings"][0]["depth"] == 0, "retiring")
+        counters = a.session.counters()
+        row = counters["destinations"][0]
+        assert (row["writes"], row["bytes"], row["signals"]) == (20, data.size, 10)
+        assert counters["rings"][0]["ops"]["write"] == 20
+        assert counters["rings"][0]["joined"] == (0 if packing == 1 else 10)
+
+
 def test_bytes_and_commands_are_counted_exactly_by_destination() -> None:
     with Group([[0, 1], [2]], rings=2) as group:
         a = group.pods[0]

@@ -251,6 +251,7 @@ def test_sessions_out_of_range_are_refused(changed: dict[str, object], message: 
         ({"idle": "never"}, "adaptive"),
         ({"drain_batch": 0}, "drain_batch"),
         ({"max_inflight": 16385}, "16384"),
+        ({"packing": 9}, "packing is 1-8"),
         ({"histogram_scale": 9}, "histogram_scale"),
         ({"histogram_scale": -1}, "histogram_scale"),
         ({"address": "node-a", "provider": "tcp;ofi_rxm"}, "not an IP address"),

@@ -20,7 +20,7 @@ from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.rdma import ROCE_V2, Gid, RdmaPort
 from epfabric_crds import Settings
 from epfabric_crds.node import Nic, Topology
-from epfabric_crds.settings import Transport
+from epfabric_crds.settings import LowLatency, Transport
 
 GOOD = RdmaPort("good", 1, True, (Gid("10.0.0.1", ROCE_V2),))
 BAD = RdmaPort("bad", 1, True, (Gid("10.0.0.2", ROCE_V2),))
@@ -139,3 +139,12 @@ async def test_where_tcp_fails_too_both_reasons_are_told(tmp_path: Path) -> None
     assert await node.apply(Transport(allow_tcp=True)) == ""
     assert "libfabric does not work here: no such address" in node.reason
     assert f"bad is unfit: {WHY}" in node.reason
+
+
+async def test_how_writes_are_packed_reaches_the_core(tmp_path: Path) -> None:
+    node = Node(tmp_path, GOOD)
+    await node.runtime.apply(
+        replace(Settings(), low_latency=LowLatency(packing=3, early_pop=False))
+    )
+    assert node.core.settings is not None
+    assert (node.core.settings.packing, node.core.settings.early_pop) == (3, False)

@@ -26,6 +26,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "refused_slots": {"unsupported": ring} if ring else {},
                 "masked": ring,
                 "masked_slots": 2 * ring,
+                "joined": 0,
             }
             for ring in range(3)
         ],
