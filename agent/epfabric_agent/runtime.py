@@ -17,12 +17,13 @@ from functools import partial
 
 from epfabric_crds import Settings
 from epfabric_crds.group import BarrierStatistics
-from epfabric_crds.node import Topology
+from epfabric_crds.node import PeerMemory, Topology
 from epfabric_crds.settings import Traces as TracesSettings
 
 from epfabric_agent.core_edge import CoreEdge, CoreSettings
 from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
+from epfabric_agent.groups.peer_memory import peer_memory
 from epfabric_agent.nic.counters import NicFaults
 from epfabric_agent.nic.report import NicReport
 from epfabric_agent.nic.selector import rdma_devices_of
@@ -69,6 +70,7 @@ class Facts:
     nics: NicReport
     groups: tuple[str, ...] = ()
     """Those that end if this agent does."""
+    peer_memory: tuple[PeerMemory, ...] = ()
 
 
 class Runtime:
@@ -219,6 +221,7 @@ class Runtime:
             behind=self._behind,
             nics=self.nics,
             groups=self.hub.living(),
+            peer_memory=peer_memory(self.hub.parts.values()),
         )
 
     def barriers(self, handle: int) -> BarrierStatistics | None:

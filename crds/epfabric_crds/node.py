@@ -83,6 +83,13 @@ class NicStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeerMemory:
+    group: str
+    nvlink: Literal["posix_fd", "none"]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentFacts:
     """Ranges of versions are texts such as 1 or 1-2."""
 
@@ -103,6 +110,7 @@ class EPFabricNodeStatus:
     proxies: tuple[ProxyPlace, ...] = ()
     sessions: int | None = None
     groups: tuple[str, ...] = ()
+    peer_memory: tuple[PeerMemory, ...] = ()
     agent: AgentFacts | None = None
     conditions: tuple[Condition, ...] = ()
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+from epfabric import fields
+from epfabric.fields import Message
+from epfabric.fields import MessageError as MessageError  # is part of this module
 from epfabric.limits import (
     ABI_OLDEST,
     ABI_VERSION,
     MAX_BATCH,
-    MAX_DEPTH,
     MAX_INFLIGHT,
     MAX_RINGS,
     MAX_SIGNALS,
     MAX_WORLD,
-    MIN_DEPTH,
     PAGE_BYTES,
     REGION_ALIGN,
     REGION_SPACE_BYTES,
@@ -32,10 +32,14 @@ from epfabric.versions import Span, misfit
 MAX_PACKET_BYTES = 64 * 1024
 MAX_REQUEST_BYTES = 4 * 1024
 MAX_TEXT = 4096
+MAX_NOTE = 512
 _MAX_PID = 1 << 30
 _MAX_MS = 1 << 40
 _MAX_MEMORY = 1 << 48
 _MAX_EPOCH = 1 << 53
+_MAX_NAME = 64
+MAX_WAIT_MS = 600_000
+NvlinkKind = Literal["posix_fd", "none"]
 
 BAD_REQUEST = "bad-request"
 ERROR_CODES = frozenset(
@@ -48,7 +52,9 @@ ERROR_CODES = frozenset(
         "world-size",  # the group was opened with another world size
         "duplicate-rank",  # another pod holds this rank
         "bad-memfd",  # the file descriptor is not what register() asks for
-        "quota",  # more memory, sessions or regions than the fabric grants
+        "bad-fd",  # what came is not one file descriptor that other ranks may have
+        "not-offered",  # the rank has no memory of that name, or is not on this node
+        "quota",  # more memory, sessions, regions or descriptors than there may be
         "tenant",  # more than the pod's tenant may have on this node
         "unsupported",  # named by the protocol, not served by this agent
         "join-timeout",  # ranks were missing when the join time-out passed
@@ -58,89 +64,11 @@ ERROR_CODES = frozenset(
 )
 
 
-class MessageError(ValueError):
-    """A packet that is not a valid message; the text says which field and what is allowed."""
-
-
 class OtherVersion(MessageError):
     """A hello, or an answer to it, of a version that this side does not speak."""
 
 
 SPOKEN = Span(ABI_OLDEST, ABI_VERSION)
-Check = Callable[[str, Any], None]
-
-
-def _integer(low: int, high: int, multiple: int = 1) -> Any:
-    def check(name: str, value: Any) -> None:
-        if type(value) is not int:
-            raise MessageError(f"{name} must be an integer, not {type(value).__name__}")
-        if not low <= value <= high:
-            raise MessageError(f"{name} is {value}; allowed are {low} to {high}")
-        if value % multiple:
-            raise MessageError(f"{name} is {value}; it must be a multiple of {multiple}")
-
-    return dataclasses.field(metadata={"check": check})
-
-
-def _depth() -> Any:
-    def check(name: str, value: Any) -> None:
-        if type(value) is not int or not MIN_DEPTH <= value <= MAX_DEPTH or value & (value - 1):
-            raise MessageError(
-                f"{name} is {value!r}; it must be a power of two in {MIN_DEPTH}..{MAX_DEPTH}"
-            )
-
-    return dataclasses.field(metadata={"check": check})
-
-
-def _text(longest: int, *, empty: bool = False) -> Any:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str):
-            raise MessageError(f"{name} must be a string, not {type(value).__name__}")
-        if len(value) > longest or not (value or empty):
-            raise MessageError(f"{name} has {len(value)} characters; allowed are 1 to {longest}")
-
-    return dataclasses.field(metadata={"check": check})
-
-
-def _one_of(allowed: frozenset[str]) -> Any:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str) or value not in allowed:
-            raise MessageError(f"{name} is {value!r}; allowed are {', '.join(sorted(allowed))}")
-
-    return dataclasses.field(metadata={"check": check})
-
-
-def _gpu() -> Any:
-    def check(name: str, value: Any) -> None:
-        if value is not None and not (isinstance(value, str) and 0 < len(value) <= 64):
-            raise MessageError(f"{name} must be null or a GPU UUID of at most 64 characters")
-
-    return dataclasses.field(metadata={"check": check})
-
-
-def _region_sizes() -> Any:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MAX_WORLD:
-            raise MessageError(f"{name} must list one size for each of 1 to {MAX_WORLD} ranks")
-        for rank, size in enumerate(value):
-            if type(size) is not int or not 0 <= size <= REGION_SPACE_BYTES:
-                raise MessageError(
-                    f"{name}[{rank}] is {size!r}; allowed are 0 to {REGION_SPACE_BYTES} bytes"
-                )
-
-    return dataclasses.field(metadata={"check": check})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """Base of all messages: checks every field when it is made, here or by decoding."""
-
-    TYPE: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check: Check = field.metadata["check"]
-            check(f"{self.TYPE}.{field.name}", getattr(self, field.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +76,12 @@ class Hello(Message):
     """First request of a session: who this process claims to be inside its group."""
 
     TYPE: ClassVar[str] = "hello"
-    abi: int = _integer(0, 1 << 16)  # the newest version that the library speaks
-    oldest: int = _integer(0, 1 << 16)
-    rank: int = _integer(0, MAX_WORLD - 1)
-    world_size: int = _integer(1, MAX_WORLD)
-    gpu: str | None = _gpu()
-    pid: int = _integer(0, _MAX_PID)
+    abi: int = fields.integer(0, 1 << 16)  # the newest version that the library speaks
+    oldest: int = fields.integer(0, 1 << 16)
+    rank: int = fields.integer(0, MAX_WORLD - 1)
+    world_size: int = fields.integer(1, MAX_WORLD)
+    gpu: str | None = fields.gpu()
+    pid: int = fields.integer(0, _MAX_PID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +89,22 @@ class HelloReply(Message):
     """The session's geometry; the packet carries the pod's memfd, then the agent's memfd."""
 
     TYPE: ClassVar[str] = "hello"
-    abi: int = _integer(ABI_OLDEST, ABI_VERSION)
-    node: str = _text(253)
-    agent_pid: int = _integer(0, _MAX_PID)
-    group: str = _text(512)
-    fabric: str = _text(63)
-    rings: int = _integer(1, MAX_RINGS)
-    depth: int = _depth()
-    batch: int = _integer(1, MAX_BATCH)
-    signals: int = _integer(1, MAX_SIGNALS)
-    world_size: int = _integer(1, MAX_WORLD)
-    rank: int = _integer(0, MAX_WORLD - 1)
-    max_inflight: int = _integer(1, MAX_INFLIGHT)
-    barrier_timeout_ms: int = _integer(1, _MAX_MS)
-    join_timeout_ms: int = _integer(1, _MAX_MS)
-    pod_bytes: int = _integer(1, _MAX_MEMORY)
-    agent_bytes: int = _integer(1, _MAX_MEMORY)
+    abi: int = fields.integer(ABI_OLDEST, ABI_VERSION)
+    node: str = fields.text(253)
+    agent_pid: int = fields.integer(0, _MAX_PID)
+    group: str = fields.text(512)
+    fabric: str = fields.text(63)
+    rings: int = fields.integer(1, MAX_RINGS)
+    depth: int = fields.depth()
+    batch: int = fields.integer(1, MAX_BATCH)
+    signals: int = fields.integer(1, MAX_SIGNALS)
+    world_size: int = fields.integer(1, MAX_WORLD)
+    rank: int = fields.integer(0, MAX_WORLD - 1)
+    max_inflight: int = fields.integer(1, MAX_INFLIGHT)
+    barrier_timeout_ms: int = fields.integer(1, _MAX_MS)
+    join_timeout_ms: int = fields.integer(1, _MAX_MS)
+    pod_bytes: int = fields.integer(1, _MAX_MEMORY)
+    agent_bytes: int = fields.integer(1, _MAX_MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +112,8 @@ class Register(Message):
     """Offers memory to the fabric, before join; the packet carries its memfd."""
 
     TYPE: ClassVar[str] = "register"
-    kind: str = _one_of(frozenset({"memfd"}))
-    bytes: int = _integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
+    kind: str = fields.one_of(frozenset({"memfd"}))
+    bytes: int = fields.integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +121,87 @@ class RegisterReply(Message):
     """Where the region lies in the rank's offset space, in bytes."""
 
     TYPE: ClassVar[str] = "register"
-    region: int = _integer(0, 1 << 16)
-    offset: int = _integer(0, REGION_SPACE_BYTES - 1, REGION_ALIGN)
-    bytes: int = _integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
+    region: int = fields.integer(0, 1 << 16)
+    offset: int = fields.integer(0, REGION_SPACE_BYTES - 1, REGION_ALIGN)
+    bytes: int = fields.integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(Message):
+    """Another kind of register: memory that other ranks of the node may ask for, by its name; the
+    packet carries its descriptor, which the agent keeps and never maps. Answered with offset 0.
+
+    An agent that does not know this kind, or the other messages for it, answers bad-request.
+    """
+
+    TYPE: ClassVar[str] = "register"
+    kind: str = fields.one_of(frozenset({"posix_fd"}))
+    bytes: int = fields.integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
+    name: str = fields.text(_MAX_NAME)
+    note: str = fields.text(MAX_NOTE, empty=True)  # for the ranks that ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unregister(Message):
+    """Takes an offer back. Ranks that have its descriptor already keep it."""
+
+    TYPE: ClassVar[str] = "unregister"
+    name: str = fields.text(_MAX_NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnregisterReply(Message):
+    """The agent holds the descriptor no longer."""
+
+    TYPE: ClassVar[str] = "unregister"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerMemory(Message):
+    """Asks for what another rank of this epoch and node offers, which may come within wait_ms."""
+
+    TYPE: ClassVar[str] = "peer_memory"
+    rank: int = fields.integer(0, MAX_WORLD - 1)
+    name: str = fields.text(_MAX_NAME)
+    wait_ms: int = fields.integer(0, MAX_WAIT_MS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerMemoryReply(Message):
+    """The packet carries the descriptor."""
+
+    TYPE: ClassVar[str] = "peer_memory"
+    bytes: int = fields.integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
+    note: str = fields.text(MAX_NOTE, empty=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Message):
+    """Unasked, before join is answered: these ranks of the node offer memory to be tried.
+
+    Only ranks that offer some themselves are told.
+    """
+
+    TYPE: ClassVar[str] = "trial"
+    ranks: tuple[int, ...] = fields.ranks()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "ranks", tuple(self.ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(Message):
+    """How this rank reaches the GPU memory of the node's other ranks, and why."""
+
+    TYPE: ClassVar[str] = "tried"
+    nvlink: NvlinkKind = fields.one_of(frozenset({"posix_fd", "none"}))  # noqa: RUF009 - a field
+    reason: str = fields.text(MAX_NOTE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedReply(Message):
+    TYPE: ClassVar[str] = "tried"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +216,8 @@ class JoinReply(Message):
     """The epoch is open. regions[rank] is the size in bytes of that rank's offset space."""
 
     TYPE: ClassVar[str] = "join"
-    epoch: int = _integer(1, _MAX_EPOCH)
-    regions: tuple[int, ...] = _region_sizes()
+    epoch: int = fields.integer(1, _MAX_EPOCH)
+    regions: tuple[int, ...] = fields.region_sizes()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,8 +243,8 @@ class ErrorReply(Message):
     """A request that was refused; the message says what to do."""
 
     TYPE: ClassVar[str] = "error"
-    code: str = _text(64)  # one of ERROR_CODES, or one that a newer agent knows
-    message: str = _text(MAX_TEXT)
+    code: str = fields.text(64)  # one of ERROR_CODES, or one that a newer agent knows
+    message: str = fields.text(MAX_TEXT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,31 +252,50 @@ class Failed(Message):
     """Unasked: the epoch ended. The abort word in the agent's memfd was set before."""
 
     TYPE: ClassVar[str] = "failed"
-    epoch: int = _integer(0, _MAX_EPOCH)
-    reason: str = _text(MAX_TEXT)
+    epoch: int = fields.integer(0, _MAX_EPOCH)
+    reason: str = fields.text(MAX_TEXT)
 
 
-Request = Hello | Register | Join | Leave
-Reply = HelloReply | RegisterReply | JoinReply | LeaveReply | ErrorReply | Failed
+Request = Hello | Register | Offer | Unregister | PeerMemory | Tried | Join | Leave
+Reply = (
+    HelloReply
+    | RegisterReply
+    | UnregisterReply
+    | PeerMemoryReply
+    | TriedReply
+    | JoinReply
+    | LeaveReply
+    | ErrorReply
+    | Trial
+    | Failed
+)
+Unasked = Trial | Failed
 
-_REQUESTS: dict[str, type[Request]] = {c.TYPE: c for c in (Hello, Register, Join, Leave)}
-_REPLIES: dict[str, type[Reply]] = {
-    c.TYPE: c for c in (HelloReply, RegisterReply, JoinReply, LeaveReply)
+_REQUESTS: dict[str, type[Request]] = {
+    c.TYPE: c for c in (Hello, Register, Unregister, PeerMemory, Tried, Join, Leave)
 }
+_REPLIES: dict[str, type[Reply]] = {
+    c.TYPE: c
+    for c in (
+        HelloReply, RegisterReply, UnregisterReply, PeerMemoryReply, TriedReply, JoinReply,
+        LeaveReply,
+    )
+}  # fmt: skip
+_UNASKED: dict[str, type[Unasked]] = {c.TYPE: c for c in (Trial, Failed)}
 
 M = TypeVar("M", bound=Message)
 
 
 def encode(message: Request | Reply) -> bytes:
     """The packet of a message; raises MessageError if it does not fit one packet."""
-    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    values = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     body: dict[str, Any]
     if isinstance(message, ErrorReply):
-        body = {"ok": False, "error": fields}
-    elif isinstance(message, (Failed, Hello, Register, Join, Leave)):
-        body = {"type": message.TYPE, **fields}
+        body = {"ok": False, "error": values}
+    elif isinstance(message, (Request, Unasked)):
+        body = {"type": message.TYPE, **values}
     else:
-        body = {"ok": True, "type": message.TYPE, **fields}
+        body = {"ok": True, "type": message.TYPE, **values}
     packet = json.dumps(body, separators=(",", ":")).encode()
     if len(packet) > MAX_PACKET_BYTES:
         raise MessageError(
@@ -287,6 +312,8 @@ def decode_request(packet: bytes) -> Request:
         raise MessageError(f"type is {kind!r}; requests are {', '.join(sorted(_REQUESTS))}")
     if kind == Hello.TYPE:
         _fit(body)
+    if kind == Offer.TYPE and body.get("kind") == "posix_fd":
+        return _build(Offer, body)
     return _build(_REQUESTS[kind], body)
 
 
@@ -305,11 +332,12 @@ def _fit(hello: dict[str, Any]) -> None:
 
 
 def decode_reply(packet: bytes) -> Reply:
-    """What an agent sent: an answer, a refusal, or the unasked news that the epoch failed."""
+    """What an agent sent: an answer, a refusal, or what nobody asked for."""
     body = _object(packet)
-    if body.get("type") == Failed.TYPE and "ok" not in body:
+    unasked = body.get("type")
+    if isinstance(unasked, str) and unasked in _UNASKED and "ok" not in body:
         body.pop("type")
-        return _build(Failed, body)
+        return _build(_UNASKED[unasked], body)
     ok = body.pop("ok", None)
     if ok is False:
         error = body.pop("error", None)
@@ -346,13 +374,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return body
 
 
-def _build(cls: type[M], fields: dict[str, Any]) -> M:
+def _build(cls: type[M], given: dict[str, Any]) -> M:
     names = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(fields) - names):
+    if unknown := sorted(set(given) - names):
         raise MessageError(f"{cls.TYPE} has no field {unknown[0]!r}; it has {_listed(names)}")
-    if missing := sorted(names - set(fields)):
+    if missing := sorted(names - set(given)):
         raise MessageError(f"{cls.TYPE} lacks the field {missing[0]!r}; it needs {_listed(names)}")
-    return cls(**fields)
+    return cls(**given)
 
 
 def _listed(names: set[str]) -> str:

@@ -12,13 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from epfabric import messages, wire
+from epfabric.broker import Broker
 from epfabric.errors import GroupFailed, SessionError, Timeout
 from epfabric.failure import Failure, wait_until
 from epfabric.identity import rank_and_world
 from epfabric.limits import ABI_OLDEST, ABI_VERSION
 from epfabric.region import Region, make_memfd
 from epfabric.ring import Ring
-from epfabric.watch import Watch
+from epfabric.trial import Cuda, Maker, Trial
+from epfabric.watch import Answer, Watch
 
 if TYPE_CHECKING:
     from epfabric_host import _producer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET = "/var/run/epfabric/agent.sock"
 _LEAVE_TIMEOUT_S = 30.0
 _ANSWER_MARGIN_S = 10.0
+_OPEN_S = 60.0  # once all ranks are there
 
 R = TypeVar("R", bound=messages.Reply)
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -53,10 +56,13 @@ class Session:
         self._rings: dict[int, Ring] = {}
         self._drained: dict[int, int] = {}
         self._closed = False
-        self._asking = threading.Lock()
+        self._asking = threading.RLock()
+        self._joined: messages.JoinReply | None = None
         self._watch = Watch(
             sock, hello.node, self._failure, segments.heartbeat, segments.set_pod_abort
         )
+        self._maker: Maker = Cuda()
+        self.broker = Broker(self._exchange)
         self.epoch: int | None = None
         self.region_bytes: tuple[int, ...] = ()
         _sessions.add(self)
@@ -96,6 +102,11 @@ class Session:
     def fabric(self) -> str:
         return self._hello.fabric
 
+    @property
+    def nvlink(self) -> tuple[messages.NvlinkKind, str]:
+        """How this rank reaches the GPU memory of its node's other ranks, posix_fd or none; why."""
+        return self.broker.nvlink
+
     def register(self, size_bytes: int) -> Region:
         """Makes memory that other ranks may write and this rank may send from; before join()."""
         if self.epoch is not None:
@@ -113,13 +124,26 @@ class Session:
         return Region(reply.offset, array[:size_bytes])
 
     def join(self) -> None:
-        """Waits until all ranks of the group are there; bounded by the fabric's joinTimeout."""
+        """Waits until all ranks of the group are there; bounded by the fabric's joinTimeout.
+
+        Where a CUDA context is current, the ranks of the node try each other's GPU memory before.
+        """
         if self.epoch is not None:
             raise SessionError("this session has joined its group already")
         limit = self._hello.join_timeout_ms / 1000 + _ANSWER_MARGIN_S
-        reply = self._ask(messages.Join(), messages.JoinReply, limit)
-        self.epoch = reply.epoch
-        self.region_bytes = reply.regions
+        trial = Trial(self.broker, self.rank, self._maker)
+        with self._asking, trial:
+            self._send(messages.Join())
+            while self._joined is None:
+                reply, _ = self._next(messages.Join.TYPE, limit)
+                if isinstance(reply, messages.Trial):
+                    limit = _OPEN_S
+                    trial.run(reply.ranks)
+                else:
+                    self._joined = wire.expect(reply, messages.JoinReply)
+        self.broker.nvlink = trial.result
+        self.epoch = self._joined.epoch
+        self.region_bytes = self._joined.regions
 
     def ring(self, index: int) -> Ring:
         """The ring with this index, from 0."""
@@ -228,21 +252,45 @@ class Session:
         timeout_s: float,
         fds: tuple[int, ...] = (),
     ) -> R:
+        return self._exchange(request, expected, timeout_s, fds)[0]
+
+    def _exchange(
+        self,
+        request: messages.Request,
+        expected: type[R],
+        timeout_s: float,
+        fds: tuple[int, ...] = (),
+    ) -> tuple[R, tuple[int, ...]]:
+        """The answer and its descriptors, which are the caller's."""
+        with self._asking:
+            self._send(request, fds)
+            reply, found = self._next(request.TYPE, timeout_s)
+            if isinstance(reply, messages.JoinReply):  # the agent waits for a trial no longer
+                self._joined = reply
+                reply, found = self._next(request.TYPE, timeout_s)
+        try:
+            return wire.expect(reply, expected), found
+        except SessionError:
+            wire.close_all(found)
+            raise
+
+    def _send(self, request: messages.Request, fds: tuple[int, ...] = ()) -> None:
         self._check_open()
         if self._failure.happened:
             raise self._failure.error()
+        wire.send(self._sock, request, fds)
+
+    def _next(self, what: str, timeout_s: float) -> Answer:
         try:
-            with self._asking:
-                wire.send(self._sock, request, fds)
-                reply = self._watch.answer(timeout_s)
+            answer = self._watch.answer(timeout_s)
         except queue.Empty:
             self.abort()
             raise Timeout(
-                f"the agent of node {self.node} did not answer {request.TYPE} in {timeout_s:g} s"
+                f"the agent of node {self.node} did not answer {what} in {timeout_s:g} s"
             ) from None
-        if reply is None:
+        if answer is None:
             raise self._failure.error()
-        return wire.expect(reply, expected)
+        return answer
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import select
 import socket
@@ -9,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from epfabric import messages
+from epfabric import messages, wire
 from epfabric.failure import Failure
 
 _LOOK_S = 0.1
 STILL_LIMIT_S = 1.0
 _FAIR_GAP_S = 0.25
+Answer = tuple[messages.Reply, tuple[int, ...]]
+"""With its descriptors, which are whoever's that takes it."""
 
 
 class Stillness:
@@ -51,12 +54,12 @@ class Watch:
         self._failure = failure
         self._heartbeat = heartbeat
         self._set_abort = set_abort
-        self._answers: queue.SimpleQueue[messages.Reply | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="epfabric-watch", daemon=True)
         self._thread.start()
 
-    def answer(self, timeout_s: float) -> messages.Reply | None:
+    def answer(self, timeout_s: float) -> Answer | None:
         """The next answer; None when the session ended; queue.Empty after timeout_s."""
         return self._answers.get(timeout=timeout_s)
 
@@ -65,6 +68,11 @@ class Watch:
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=10 * _LOOK_S)
+        with contextlib.suppress(queue.Empty):
+            while True:  # nobody will take them
+                if (answer := self._answers.get_nowait()) is not None:
+                    wire.close_all(answer[1])
+        self._answers.put(None)
 
     def _run(self) -> None:
         still = Stillness()
@@ -82,10 +90,7 @@ class Watch:
 
     def _read(self) -> bool:
         try:
-            packet = self._sock.recv(messages.MAX_PACKET_BYTES + 1)
-            reply = messages.decode_reply(packet) if packet else None
-        except OSError:
-            reply = None
+            reply, fds = wire.take(self._sock)
         except messages.MessageError as error:
             self._fail(f"the agent of node {self._node} sent an unknown message: {error}")
             return False
@@ -99,7 +104,7 @@ class Watch:
         if isinstance(reply, messages.Failed):
             self._fail(reply.reason)
             return True
-        self._answers.put(reply)
+        self._answers.put((reply, fds))
         return not isinstance(reply, messages.LeaveReply)
 
     def _fail(self, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable
 from typing import TypeVar
 
 from epfabric import messages
@@ -69,13 +70,13 @@ def say_hello(
         if len(fds) != 2:
             raise SessionError(f"the agent's hello carried {len(fds)} descriptors instead of 2")
     except messages.OtherVersion as error:
-        _close_all(fds)
+        close_all(fds)
         raise SessionError(str(error), code="abi") from error
     except messages.MessageError as error:
-        _close_all(fds)
+        close_all(fds)
         raise SessionError(f"the agent's answer to hello is not understood: {error}") from error
     except SessionError:
-        _close_all(fds)
+        close_all(fds)
         raise
     return reply, (fds[0], fds[1])
 
@@ -98,6 +99,25 @@ def attach(
             raise
 
 
+def take(sock: socket.socket) -> tuple[messages.Reply | None, tuple[int, ...]]:
+    """The next packet and its descriptors, which are the caller's; None at the end of the session.
+
+    Raises MessageError.
+    """
+    try:
+        packet, fds, _, _ = socket.recv_fds(
+            sock, messages.MAX_PACKET_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
+        )
+    except OSError:
+        return None, ()
+    try:
+        reply = messages.decode_reply(packet) if packet else None
+    except messages.MessageError:
+        close_all(fds)
+        raise
+    return reply, tuple(fds)
+
+
 def expect(reply: messages.Reply, expected: type[R]) -> R:
     """The reply if it is the expected one; a refusal becomes its exception."""
     if isinstance(reply, messages.ErrorReply):
@@ -113,6 +133,6 @@ def expect(reply: messages.Reply, expected: type[R]) -> R:
     return reply
 
 
-def _close_all(fds: list[int]) -> None:
+def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -81,6 +81,7 @@ nics:
 proxies: [{{session: n/p/0, index: 0, cpu: 3, numaNode: 0}}]
 sessions: 1
 groups: [n/p]
+peerMemory: [{{group: n/p, nvlink: none, reason: why}}]
 agent: {{podUid: u, version: "1.0", abi: "1", peers: 1-2}}
 conditions: [{CONDITION}]
 """

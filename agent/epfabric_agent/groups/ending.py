@@ -85,6 +85,7 @@ async def drop(local: LocalRank, give_up: Callable[[str], None]) -> None:
     """
     from epfabric_agent._native import NativeError
 
+    local.offers.end()
     who = f"rank {local.rank} of {local.pod}"
     if local.opening is not None:  # the core's thread cannot be cut off
         done, _ = await asyncio.wait([local.opening], timeout=OPENED_S)

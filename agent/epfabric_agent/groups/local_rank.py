@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from epfabric import messages
 
+from epfabric_agent.groups.peer_memory import Nvlink, Offers
+
 if TYPE_CHECKING:
     from epfabric_agent._native import Session
 
@@ -55,6 +57,8 @@ class LocalRank:
     """Tells the pod that its epoch failed; called once, after its abort word was set."""
     release: Callable[[], None]
     """Gives back CPUs and memory; called once, after the core's session was closed."""
+    on_trial: Callable[[tuple[int, ...]], None] = lambda _: None
+    """Asks the pod to try the GPU memory of these ranks."""
     shrink: Callable[[], None] = lambda: None
     """Gives back the CPUs of all its proxies but the first."""
     hung_up: Callable[[], bool] = lambda: False
@@ -71,6 +75,11 @@ class LocalRank:
     """The nodes of its epoch, as the core numbers them."""
     answer: asyncio.Future[messages.Reply] | None = field(default=None, repr=False)
     gone: asyncio.Future[None] | None = field(default=None, repr=False)
+    offers: Offers = field(default_factory=Offers, repr=False)
+    nvlink: Nvlink | None = None
+    """How it reaches the GPU memory of the node's other ranks, as it said last."""
+    tried: asyncio.Future[None] | None = field(default=None, repr=False)
+    """While it is to try that."""
     ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Nothing is left of it: another process may have its rank."""
 
@@ -88,6 +97,12 @@ class LocalRank:
         """Answers a join that waits."""
         if self.answer is not None and not self.answer.done():
             self.answer.set_result(reply)
+
+    def say(self, nvlink: Nvlink | None) -> None:
+        """What it found; None: it will find nothing any more."""
+        self.nvlink = nvlink or self.nvlink
+        if self.tried is not None and not self.tried.done():
+            self.tried.set_result(None)
 
     def let_go(self) -> None:
         """Ends a leave that waits."""

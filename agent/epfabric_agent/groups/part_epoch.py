@@ -19,6 +19,7 @@ from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.ending import drop, end_failed, observe_end
 from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage, said
+from epfabric_agent.groups.peer_memory import try_among, verdict
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.peers.link import Link
 from epfabric_agent.proto import peer_pb2 as pb
@@ -133,6 +134,10 @@ class EpochPart(ABC):
             for local in ranks:
                 local.nodes = self.epoch.nodes
             error = await self.epoch.open(self._context.barrier_timeout_ms)
+            if not error:
+                await try_among(ranks)
+                found = verdict(ranks)
+                _log.info("group %s: nvlink %s: %s", self.group, found.kind, found.reason)
         opened = pb.Opened(epoch=plan.epoch, error=error)
         self._say(pb.ToCoordinator(opened=opened))
 
@@ -310,6 +315,10 @@ class EpochPart(ABC):
     def _say(self, message: pb.ToCoordinator) -> None:
         if self._link is not None:
             self._link.send(message)
+
+    def changed(self) -> None:
+        """What a status shows of this group."""
+        self._context.changed()
 
     def _is_now(self, number: int) -> bool:
         return self.epoch is not None and self.epoch.number == number

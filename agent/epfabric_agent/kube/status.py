@@ -17,6 +17,7 @@ from epfabric_agent.runtime import Facts
 
 MAX_PROXIES = 64
 MAX_GROUPS = 256
+MAX_PEER_MEMORY = 64
 MAX_TEXT = 500
 
 
@@ -57,6 +58,7 @@ def status_of(
         nics=facts.nics.nics,
         sessions=facts.sessions,
         groups=facts.groups[:MAX_GROUPS],
+        peer_memory=facts.peer_memory[:MAX_PEER_MEMORY],
         agent=agent,
         conditions=tuple(conditions),
     )

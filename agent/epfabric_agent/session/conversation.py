@@ -25,6 +25,7 @@ from epfabric_agent.session.packets import Closed, Connection, Orphaned, Packet
 from epfabric_agent.session.quota import Grant, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.session.services import Current, Services
+from epfabric_agent.session.sharing import Sharing
 
 HELLO_S = 30.0
 REQUESTS_PER_S = 50.0
@@ -47,7 +48,9 @@ class Conversation:
         self._pod_rate = pod_rate
         self._seat: tuple[Part, LocalRank] | None = None
         self._grants: list[Grant] = []
-        self._long: asyncio.Task[Any] | None = None
+        self._sharing: Sharing | None = None
+        self._long: asyncio.Task[Any] | None = None  # join or leave
+        self._fetch: asyncio.Task[Any] | None = None  # a peer's memory
         self._left = False
 
     async def run(self) -> None:
@@ -85,12 +88,19 @@ class Conversation:
             if packet.fault:
                 raise messages.MessageError(packet.fault)
             request = messages.decode_request(packet.data)
-            if self._long is not None and not self._long.done():
-                raise Refusal("bad-state", "the request before this one is not answered yet")
+            self._check_turn(request)
             if isinstance(request, messages.Hello):
                 await self._hello(request)
             elif isinstance(request, messages.Register):
                 self._connection.send(await self._register(request, packet))
+            elif isinstance(request, messages.Offer):
+                self._connection.send(await self._shares().offer(request, packet))
+            elif isinstance(request, messages.Unregister):
+                self._connection.send(self._shares().take_back(request))
+            elif isinstance(request, messages.Tried):
+                self._connection.send(self._shares().tried(request))
+            elif isinstance(request, messages.PeerMemory):
+                self._fetch = asyncio.create_task(self._answer(self._shares().answer(request)))
             elif isinstance(request, messages.Join):
                 part, local = self._seated()
                 self._long = asyncio.create_task(self._answer(part.join(local)))
@@ -103,6 +113,13 @@ class Conversation:
             self._connection.send(self._refuse(Refusal(messages.BAD_REQUEST, str(error))))
         except Refusal as refusal:
             self._connection.send(self._refuse(refusal))
+
+    def _check_turn(self, request: messages.Request) -> None:
+        """One at a time, but what a rank tries while its join waits. Raises Refusal."""
+        trial = isinstance(request, (messages.PeerMemory, messages.Tried))
+        for task in (self._fetch, None if trial else self._long):
+            if task is not None and not task.done():
+                raise Refusal("bad-state", "the request before this one is not answered yet")
 
     def _refuse(self, refusal: Refusal) -> messages.ErrorReply:
         reply = refusal.reply()
@@ -118,6 +135,7 @@ class Conversation:
         opened = await open_session(hello, self._pod, self._connection, self._current)
         part, local, self._services = opened.part, opened.local, opened.services
         self._seat = part, local
+        self._sharing = Sharing(self._connection, self._pod, opened.services.quota, part, local)
         try:
             fds = local.session.share()
         except NativeError as error:  # ended already
@@ -157,17 +175,21 @@ class Conversation:
             region=region.region, offset=region.offset, bytes=region.bytes
         )
 
-    async def _answer(self, work: Coroutine[Any, Any, messages.Reply]) -> bool:
+    async def _answer(self, work: Coroutine[Any, Any, messages.Reply | None]) -> bool:
+        """None: it has sent its answer."""
         try:
             reply = await work
+        except Closed:
+            return False
         except Refusal as refusal:
             reply = self._refuse(refusal)
         except Exception:
             _log.exception("a request failed")
             why = "the agent failed; its log on the node says why"
             reply = self._refuse(Refusal("internal", why))
-        with contextlib.suppress(Closed):
-            self._connection.send(reply)
+        if reply is not None:
+            with contextlib.suppress(Closed):
+                self._connection.send(reply)
         return isinstance(reply, messages.LeaveReply)
 
     async def _leave(self, part: Part, local: LocalRank) -> None:
@@ -183,8 +205,17 @@ class Conversation:
             raise Refusal("group-failed", local.failure)
         return part, local
 
+    def _shares(self) -> Sharing:
+        self._seated()
+        assert self._sharing is not None
+        return self._sharing
+
     async def _end(self, why: str) -> None:
         """Gives back all that the session held; bounded by the core's own bounds."""
+        if self._fetch is not None:
+            self._fetch.cancel()
+        if self._sharing is not None:
+            self._sharing.end()
         try:
             if self._seat is not None:
                 part, local = self._seat

@@ -144,6 +144,7 @@ def make_rank(
         on_failed=lambda epoch, reason: connection.tell(
             messages.Failed(epoch=epoch, reason=reason)
         ),
+        on_trial=lambda ranks: connection.tell(messages.Trial(ranks=ranks)),
         release=release,
         shrink=lambda: services.ledger.keep_first(sample),
         hung_up=connection.hung_up,

@@ -10,10 +10,12 @@ import array
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
 import struct
+import termios
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -47,8 +49,7 @@ class Packet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.fds:
-            self.release(self.fds)
+        self.release(self.fds)
 
 
 class Closed(Exception):
@@ -101,7 +102,30 @@ class Connection:
         except OSError as error:
             raise Closed(f"cannot send to the pod: {error}") from error
 
-    def tell(self, message: messages.Failed) -> None:
+    async def keep(self, fd: int, check: Callable[[int], None]) -> int:
+        """A duplicate of a packet's descriptor, until release() or the connection's end; raises
+        what `check` raises for it."""
+
+        def work() -> int:
+            check(fd)
+            kept = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+            self._held.add(kept)
+            return kept
+
+        return await self.thread.run(work)
+
+    def release(self, fds: tuple[int, ...]) -> None:
+        """Closes descriptors that came, whatever that takes."""
+        if fds:
+            self.thread.soon(lambda: self._let_go(fds))
+
+    def unread(self) -> bool:
+        """Whether something that was sent has not been received."""
+        fd = self._sock.fileno()
+        found = fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)) if fd >= 0 else bytes(4)
+        return any(found)
+
+    def tell(self, message: messages.Unasked) -> None:
         """Sends news that nobody waits for; a pod that is gone needs none."""
         with contextlib.suppress(Closed):
             self.send(message)
@@ -141,10 +165,10 @@ class Connection:
         self._held.update(fds)
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > messages.MAX_REQUEST_BYTES:
             text = f"a request has at most {messages.MAX_REQUEST_BYTES} bytes and {MAX_FDS} files"
-            return Packet(b"", fds, self._release, text)
+            return Packet(b"", fds, self.release, text)
         if not data:
             raise Closed("end of file")
-        return Packet(data, fds, self._release)
+        return Packet(data, fds, self.release)
 
     def _received(
         self, size: int, ancillary_size: int, flags: int
@@ -155,9 +179,6 @@ class Connection:
             raise
         except OSError as error:
             raise Closed(str(error)) from error
-
-    def _release(self, fds: tuple[int, ...]) -> None:
-        self.thread.soon(lambda: self._let_go(fds))
 
     def _let_go(self, fds: Iterable[int]) -> None:
         for fd in fds:

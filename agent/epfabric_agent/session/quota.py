@@ -1,7 +1,8 @@
-"""How much memory and how many sessions pods may have; a pure ledger, used by session.opening."""
+"""How much memory, how many sessions and descriptors pods may have; a pure ledger, for session."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from epfabric_agent.pods import Pod
 from epfabric_agent.session.tenants import TenantError, Tenants
 
 MAX_POD_SESSIONS = 64
+MAX_POD_DESCRIPTORS = 128
+MAX_NODE_DESCRIPTORS = 2048
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Quota:
         self.per_node_bytes = per_node_bytes
         self._pods: dict[str, int] = {}
         self._sessions: dict[str, int] = {}
+        self._descriptors: Counter[str] = Counter()
         self._tenants = Tenants()
 
     @property
@@ -70,6 +74,19 @@ class Quota:
             self._sessions[pod.key] = left
         else:
             self._sessions.pop(pod.key, None)
+
+    def take_descriptor(self, pod: Pod) -> None:
+        """One that the agent keeps for the pod. Raises QuotaError."""
+        if self._descriptors[pod.key] >= MAX_POD_DESCRIPTORS:
+            raise QuotaError(f"the agent keeps at most {MAX_POD_DESCRIPTORS} descriptors of a pod")
+        if self._descriptors.total() >= MAX_NODE_DESCRIPTORS:
+            raise QuotaError(f"the agent keeps at most {MAX_NODE_DESCRIPTORS} descriptors of pods")
+        self._descriptors[pod.key] += 1
+
+    def give_back_descriptors(self, pod: Pod, count: int) -> None:
+        self._descriptors[pod.key] -= count
+        if self._descriptors[pod.key] <= 0:
+            del self._descriptors[pod.key]
 
     def grant(self, pod: Pod, size_bytes: int) -> Grant:
         """Raises QuotaError with the numbers."""

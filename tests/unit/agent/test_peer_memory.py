@@ -1,0 +1,157 @@
+"""What an agent decides of memory that ranks share, without pods: waits, verdicts, quotas."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from epfabric import messages
+from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.groups.part import Part
+from epfabric_agent.groups.peer_memory import (
+    TRIAL,
+    Nvlink,
+    Offered,
+    peer_memory,
+    try_among,
+    verdict,
+)
+from epfabric_agent.pods import Pod
+from epfabric_agent.session.packets import Connection
+from epfabric_agent.session.pod_thread import PodThread
+from epfabric_agent.session.quota import (
+    MAX_NODE_DESCRIPTORS,
+    MAX_POD_DESCRIPTORS,
+    Quota,
+    QuotaError,
+)
+
+REACHED = Nvlink("posix_fd", "wrote")
+
+
+def rank(number: int, nvlink: Nvlink | None = None) -> LocalRank:
+    return LocalRank(
+        rank=number,
+        world_size=8,
+        pod=f"ns/pod-{number}",
+        handle=1,
+        sample=number,
+        on_failed=lambda *_: None,
+        release=lambda: None,
+        nvlink=nvlink,
+    )
+
+
+def pod(key: str) -> Pod:
+    return Pod(key, "ns", key, "g", None, Path("/nonexistent"))
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "reason"),
+    [
+        ({}, "none", "no other rank"),
+        ({4: REACHED}, "none", "no other rank"),
+        ({4: None, 5: None}, "none", "offer no GPU memory"),
+        ({4: REACHED, 5: REACHED, 7: REACHED}, "posix_fd", "ranks 4-5,7"),
+        ({4: REACHED, 5: None}, "none", "rank 5"),
+        (
+            {4: REACHED, 6: Nvlink("none", "why"), 5: Nvlink("none", "first")},
+            "none",
+            "rank 5: first",
+        ),
+    ],
+)
+def test_memory_is_reached_where_every_rank_says_so(
+    found: dict[int, Nvlink | None], kind: str, reason: str
+) -> None:
+    said = verdict(rank(number, nvlink) for number, nvlink in found.items())
+    assert said.kind == kind
+    assert reason in said.reason
+
+
+async def test_a_rank_that_never_says_what_it_tried_is_not_waited_for_long() -> None:
+    ranks = [rank(number) for number in range(4)]
+    told: list[tuple[int, tuple[int, ...]]] = []
+    for local in ranks[:3]:
+        local.offers.add(TRIAL, Offered(-1, 4096, ""))
+        local.on_trial = lambda others, local=local: told.append((local.rank, others))  # type: ignore[misc]
+    trying = asyncio.create_task(try_among(ranks, limit_s=0.3))
+    await asyncio.sleep(0)
+    assert told == [(number, (0, 1, 2)) for number in range(3)]
+    ranks[0].say(REACHED)
+    ranks[1].say(None)  # its session ended
+    assert not trying.done()
+    await asyncio.wait_for(trying, 20.0)
+    assert ranks[0].nvlink == REACHED
+    assert [local.nvlink for local in (ranks[1], ranks[3])] == [None, None]
+    assert ranks[2].nvlink is not None
+    assert "did not say" in ranks[2].nvlink.reason
+    assert all(local.tried is None for local in ranks)
+
+
+async def test_offers_end_once_and_wake_who_waits() -> None:
+    local = rank(0)
+    closed: list[Offered] = []
+    local.offers.let_go = closed.extend
+    waiting = asyncio.create_task(local.offers.change(20.0))
+    await asyncio.sleep(0)
+    offered = [Offered(number, 4096, "") for number in range(3)]
+    for number, one in enumerate(offered):
+        local.offers.add(str(number), one)
+    await asyncio.wait_for(waiting, 10.0)
+    local.offers.drop("1")
+    assert closed == [offered[1]]
+    local.offers.end()
+    local.offers.end()
+    assert closed == [offered[1], offered[0], offered[2]]
+    assert "0" not in local.offers
+    await local.offers.change(0.01)  # bounded where nothing comes
+
+
+def test_descriptors_are_counted_by_pod_and_by_node() -> None:
+    quota = Quota(0, 0)
+    for _ in range(MAX_POD_DESCRIPTORS):
+        quota.take_descriptor(pod("a"))
+    with pytest.raises(QuotaError, match=f"{MAX_POD_DESCRIPTORS} descriptors of a pod"):
+        quota.take_descriptor(pod("a"))
+    others = MAX_NODE_DESCRIPTORS - MAX_POD_DESCRIPTORS
+    for number in range(others):
+        quota.take_descriptor(pod(f"b{number % 60}"))
+    with pytest.raises(QuotaError, match=f"{MAX_NODE_DESCRIPTORS} descriptors of pods"):
+        quota.take_descriptor(pod("c"))
+    quota.give_back_descriptors(pod("a"), MAX_POD_DESCRIPTORS)
+    quota.give_back_descriptors(pod("a"), 0)
+    quota.take_descriptor(pod("c"))
+    quota.take_descriptor(pod("a"))
+
+
+async def test_a_pod_that_does_not_read_is_seen_to_hold_answers() -> None:
+    """Descriptors in flight count against a bound of the machine: none follows an unread answer."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = Connection(mine, PodThread())
+    try:
+        with theirs:
+            assert not connection.unread()
+            connection.send(messages.LeaveReply())
+            connection.send(messages.LeaveReply())
+            theirs.recv(1 << 16)
+            assert connection.unread()
+            theirs.recv(1 << 16)
+            assert not connection.unread()
+    finally:
+        await connection.close()
+
+
+def test_a_status_shows_groups_whose_epoch_is_open() -> None:
+    epoch = SimpleNamespace(ranks={0: rank(0, REACHED), 1: rank(1, REACHED)})
+    groups = {"ns/b": epoch, "ns/c": None, "ns/a": epoch}
+    parts = [SimpleNamespace(group=group, epoch=found) for group, found in groups.items()]
+    shown = peer_memory(cast(list[Part], parts))
+    assert [(one.group, one.nvlink) for one in shown] == [
+        ("ns/a", "posix_fd"),
+        ("ns/b", "posix_fd"),
+    ]

@@ -1,0 +1,110 @@
+"""What join() makes of the trial of GPU memory when the agent is another than it should be.
+
+A memfd stands in for GPU memory; what real agents do is tested in tests/agent/test_sharing.py.
+"""
+
+from __future__ import annotations
+
+import epfabric
+import pytest
+from agent.sharing import Memfd
+from epfabric import messages
+from epfabric.messages import Reply, Request
+
+from .scripted_agent import ScriptedAgent
+
+
+class Maker:
+    def make(self) -> Memfd:
+        return Memfd.made()
+
+    def reach(self, fd: int, size_bytes: int) -> Memfd:
+        return Memfd(fd, size_bytes)
+
+
+def connect(agent: ScriptedAgent) -> epfabric.Session:
+    session = epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0)
+    session._maker = Maker()
+    return session
+
+
+def test_an_older_agent_is_joined_all_the_same(agent: ScriptedAgent) -> None:
+    def older(request: Request) -> Reply | None:
+        if isinstance(request, messages.Offer):
+            text = "register has no field 'name'; it has bytes, kind"
+            return messages.ErrorReply(code=messages.BAD_REQUEST, message=text)
+        return agent.answer(request)
+
+    agent.script = older
+    with connect(agent) as session:
+        session.join()
+        assert session.nvlink[0] == "none"
+        assert "older than this library" in session.nvlink[1]
+    assert [r.TYPE for r in agent.requests] == ["hello", "register", "join", "leave"]
+
+
+def test_a_process_without_a_gpu_asks_its_agent_for_nothing_more(agent: ScriptedAgent) -> None:
+    with epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0) as session:
+        session.join()
+        assert session.nvlink == ("none", "this process uses no GPU")
+    assert [r.TYPE for r in agent.requests] == ["hello", "join", "leave"]
+
+
+def test_an_agent_that_waits_for_a_trial_no_longer_is_believed(agent: ScriptedAgent) -> None:
+    """Its answer to join comes in the middle of the trial."""
+
+    def impatient(request: Request) -> Reply | None:
+        match request:
+            case messages.Offer() | messages.Unregister():
+                reply = messages.UnregisterReply()
+                offered = messages.RegisterReply(region=0, offset=0, bytes=4096)
+                return offered if isinstance(request, messages.Offer) else reply
+            case messages.Join():
+                return messages.Trial(ranks=(0, 1))
+            case messages.PeerMemory():
+                agent.send(messages.JoinReply(epoch=7, regions=(0, 0)))
+                return messages.ErrorReply(code="not-offered", message="rank 1 offers nothing")
+            case messages.Tried():
+                return messages.ErrorReply(code="bad-state", message="nothing is to be tried now")
+        return agent.answer(request)
+
+    agent.script = impatient
+    with connect(agent) as session:
+        session.join()
+        assert session.epoch == 7
+        assert session.nvlink == ("none", "rank 1 offers nothing")
+    assert [r.TYPE for r in agent.requests] == [
+        "hello", "register", "join", "peer_memory", "tried", "unregister", "leave",
+    ]  # fmt: skip
+
+
+def test_memory_without_its_descriptor_is_an_error(agent: ScriptedAgent) -> None:
+    def empty(request: Request) -> Reply | None:
+        if isinstance(request, messages.PeerMemory):
+            return messages.PeerMemoryReply(bytes=4096, note="")
+        return agent.answer(request)
+
+    agent.script = empty
+    session = epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0)
+    session.join()
+    with pytest.raises(epfabric.SessionError, match="rank 1 came with 0 descriptors"):
+        session.broker.find(1, "memory")
+    session.close()
+
+
+def test_a_trial_of_memory_that_was_never_offered_is_an_answer_of_its_own(
+    agent: ScriptedAgent,
+) -> None:
+    def mistaken(request: Request) -> Reply | None:
+        match request:
+            case messages.Join():
+                agent.send(messages.Trial(ranks=(0, 1)))
+                return messages.JoinReply(epoch=1, regions=(0, 0))
+            case messages.Tried():
+                return messages.TriedReply()
+        return agent.answer(request)
+
+    agent.script = mistaken
+    with epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0) as session:
+        session.join()
+        assert session.nvlink == ("none", "this process uses no GPU")
