@@ -119,15 +119,13 @@ class PeerCopy:
 
     def __init__(self, pair: Pair, size: int) -> None:
         from cuda.bindings import driver
-        from epfabric.buffer.members import Opened, offer
-        from epfabric.cuda.rank import checked, zeros
+        from epfabric.buffer.members import Gathering, Opened
+        from epfabric.cuda.rank import checked
 
         self._driver, self._checked, self._size = driver, checked, size
         self._sizes = pair.gather(size)
-        self._here = zeros(max(self._sizes))
-        self._opened = Opened()
-        self._opened.open(pair.gather(offer(self._here)), pair.rank)
-        self._to, self._from = self._opened.addresses[pair.other], pattern(size, pair.rank)
+        self._window = Opened(Gathering(pair.rank, 2, pair.gather), max(self._sizes))
+        self._to, self._from = self._window.addresses[pair.other], pattern(size, pair.rank)
         self._timed = Timed([self._copy] * CALLS)
         self.seconds()
         distributed.barrier()
@@ -137,7 +135,7 @@ class PeerCopy:
         from epfabric.buffer.tensors import view_of
 
         comes = self._sizes[pair.other]
-        came = view_of(self._here, comes, torch.uint8)
+        came = view_of(self._window.own.address, comes, torch.uint8)
         assert torch.equal(came, pattern(comes, pair.other))
 
     def _copy(self) -> None:
@@ -159,6 +157,6 @@ class PeerCopy:
     ) -> None:
         torch.cuda.synchronize()
         distributed.barrier()
-        self._opened.close()
+        self._window.close()
         distributed.barrier()
-        self._checked(self._driver.cuMemFree(self._here))
+        self._window.own.close()

@@ -129,7 +129,9 @@ class Trial:
         try:
             memory = self._maker.reach(found.fd, found.size_bytes)
         except SessionError as error:
-            raise SessionError(f"the GPU memory of rank {rank} is out of reach: {error}") from error
+            raise SessionError(
+                f"the GPU memory of rank {rank} cannot be reached: {error}"
+            ) from error
         finally:
             os.close(found.fd)
         try:

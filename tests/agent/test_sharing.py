@@ -275,11 +275,11 @@ def test_a_rank_that_reaches_nothing_says_why_and_the_group_opens(pair: TwoAgent
         assert sessions[0].nvlink[0] == "posix_fd"
         assert sessions[1].nvlink == (
             "none",
-            "the GPU memory of rank 0 is out of reach: CUDA: some reason",
+            "the GPU memory of rank 0 cannot be reached: CUDA: some reason",
         )
         assert sessions[2].nvlink == ("none", "what is reached is not the GPU memory of rank 0")
         assert says(
-            pair.agents["a"], "nvlink none: rank 1: the GPU memory of rank 0 is out of reach"
+            pair.agents["a"], "nvlink none: rank 1: the GPU memory of rank 0 cannot be reached"
         )
 
 

@@ -14,6 +14,7 @@ from epfabric.buffer.parts import Parts
 from epfabric.buffer.tensors import checked_tensor, view_of
 from epfabric.cuda.routing import route
 from epfabric.cuda.window import MAX_TOPK, Shape, window_of
+from epfabric.session import Session
 
 
 class Buffer:
@@ -21,7 +22,8 @@ class Buffer:
 
     num_nvl_bytes: of GPU memory for dispatch and combine; num_rdma_bytes: for the low-latency
     calls, if low_latency_mode. enable_shrink: a rank that does not come in time is masked;
-    otherwise the buffer has failed, and its next call raises SessionError.
+    otherwise the buffer has failed, and its next call raises SessionError. session: instead of
+    group, a joined epfabric.Session, whose ranks these are and whose agent brokers the memory.
     """
 
     num_sms: ClassVar[int] = 20
@@ -40,6 +42,8 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        session: Session | None = None,
     ) -> None:
         if not allow_nvlink_for_low_latency_mode:
             raise NotImplementedError(
@@ -54,6 +58,7 @@ class Buffer:
         self._parts = Parts.make(
             group,
             comm,
+            session,
             nvl_bytes=num_nvl_bytes,
             low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
             mask=enable_shrink,

@@ -7,29 +7,64 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from epfabric.cuda.rank import checked
+from epfabric.buffer.attached import Attached, failures
+from epfabric.cuda.rank import Memory, OwnMemory, checked
 from epfabric.errors import SessionError
+from epfabric.session import Session
 
 _PROCESS = secrets.token_hex(16)  # of this process: a forked child must not use its parent's GPU
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+class Window(Protocol):
+    """Memory of the same size at every rank, which all reach once it is made on all.
+
+    own: this rank's, zeros at first; closed by who uses it. addresses: by rank, where this GPU
+    reaches that one's. sharers: ranks on this GPU, with this one.
+    """
+
+    own: Memory
+    addresses: list[int]
+    sharers: int
+
+    def close(self) -> None:
+        """Lets go of the other ranks' memory, once no kernel uses it (idempotent)."""
+
+
+class Members(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def window(self, size_bytes: int) -> Window:
+        """Made by all ranks together. Raises SessionError on all where one reaches not all."""
+
+
 @dataclass(frozen=True)
-class Members:
-    """gather(object): what each rank gave, by rank."""
+class Gathering:
+    """Ranks with a process group of their own. gather(object): what each rank gave, by rank."""
 
     rank: int
     size: int
     gather: Callable[[Any], list[Any]]
 
+    def window(self, size_bytes: int) -> Window:
+        return Opened(self, size_bytes)
 
-def members_of(group: Any, comm: Any) -> Members:
+
+def members_of(group: Any, comm: Any, session: Session | None) -> Members:
     """group: a process group of torch.distributed. comm: of mpi4py, or with three of its methods.
 
-    Raises ValueError when both are None.
+    Raises ValueError unless one of the three is given.
     """
+    if sum(one is not None for one in (group, comm, session)) > 1:
+        raise ValueError("only one of group, comm and session can be given")
+    if session is not None:
+        return Attached(session)
     if group is not None:
 
         def gather(value: Any) -> list[Any]:
@@ -39,10 +74,10 @@ def members_of(group: Any, comm: Any) -> Members:
             distributed.all_gather_object(values, value, group)
             return values
 
-        return Members(group.rank(), group.size(), gather)
+        return Gathering(group.rank(), group.size(), gather)
     if comm is not None:
-        return Members(comm.Get_rank(), comm.Get_size(), comm.allgather)
-    raise ValueError("either group or comm is needed")
+        return Gathering(comm.Get_rank(), comm.Get_size(), comm.allgather)
+    raise ValueError("either group, comm or session is needed")
 
 
 @dataclass(frozen=True)
@@ -72,13 +107,29 @@ def offer(address: int) -> Offer:
 
 
 class Opened:
-    """The memory of all ranks, as this one reaches it: `addresses`, by rank."""
+    """A window by CUDA's IPC handles."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: Gathering, size_bytes: int) -> None:
+        from cuda.bindings import driver
+
+        self.own: Memory = OwnMemory(size_bytes)
         self.addresses: list[int] = []
         self._imported: list[int] = []
+        checked(driver.cuCtxSynchronize())  # it is zeros before anybody may write
+        offers, why = members.gather(offer(self.own.address)), ""
+        gpu = offers[members.rank].gpu
+        self.sharers = sum(other.gpu == gpu for other in offers)
+        try:
+            self._open_all(offers, members.rank)
+        except SessionError as error:
+            why = str(error)
+        # Nobody leaves before everybody has opened its memory, and none waits for one that cannot.
+        if failed := failures(members.gather(why)):
+            self.close()
+            self.own.close()
+            raise SessionError(failed)
 
-    def open(self, offers: Sequence[Offer], rank: int) -> None:
+    def _open_all(self, offers: Sequence[Offer], rank: int) -> None:
         """Raises SessionError for what cannot be reached; what was opened before stays so."""
         own = offers[rank]
         for number, other in enumerate(offers):
@@ -108,13 +159,12 @@ class Opened:
         except SessionError as error:
             raise SessionError(
                 f"the GPU memory of rank {number} cannot be reached ({error}): the processes must "
-                "share an IPC namespace and see each other's GPUs"
+                "share an IPC namespace and see each other's GPUs, or give the Buffer a session"
             ) from error
         self._imported.append(address)
         return address
 
     def close(self) -> None:
-        """Once no kernel uses it (idempotent)."""
         from cuda.bindings import driver
 
         while self._imported:

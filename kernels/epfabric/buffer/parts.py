@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from epfabric.buffer.low_latency import LowLatencyCalls
-from epfabric.buffer.members import Members, Opened, members_of, offer
+from epfabric.buffer.members import Members, Window, members_of
 from epfabric.buffer.order import Order
 from epfabric.buffer.throughput import ThroughputCalls
 from epfabric.cuda import channels
@@ -33,7 +32,7 @@ class Parts:
 
     @staticmethod
     def make(
-        group: Any, comm: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
+        group: Any, comm: Any, session: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
         timeout_s: float, low_latency_sms: int,
     ) -> Parts:  # fmt: skip
         """Raises SessionError where a rank's memory cannot be reached, ValueError for no group."""
@@ -43,7 +42,7 @@ class Parts:
             raise SessionError(
                 f"a Buffer works on torch's tensors ({error}): install torch for your CUDA version"
             ) from error
-        members = members_of(group, comm)
+        members = members_of(group, comm, session)
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         parts = Parts(members, Order(), Kernels("routing.cu"), mask)
         parts.stack.callback(parts.order.close)
@@ -55,53 +54,46 @@ class Parts:
         return parts
 
     def _low_latency(self, size_bytes: int, timeout_s: float, sms: int) -> LowLatencyCalls:
-        from cuda.bindings import driver
-
         kernels = Kernels(SOURCE)
-        gpu = checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice())))
-        gpus = Counter(self.members.gather(bytes(gpu.bytes)))
         world = self.members.size
+        window = self._window(size_bytes)
         end = LowLatency(
             Shape(world, world, 1, 128, 1),  # the calls say what they need
             self.members.rank,
             kernels,
-            blocks=sms or kernels.processors // gpus[bytes(gpu.bytes)],
+            blocks=sms or kernels.processors // window.sharers,
             timeout_s=timeout_s,
             mask=self.mask,
             window_bytes=size_bytes,
+            memory=window.own,
         )
-        self._connect(end)
+        self._connect(end, window)
         return LowLatencyCalls(end, self.order)
 
     def _throughput(self, size_bytes: int, timeout_s: float) -> ThroughputCalls:
+        window = self._window(size_bytes)
         end = channels.Channels(
             self.members.size,
             self.members.rank,
             Kernels(channels.SOURCE),
             window_bytes=size_bytes,
             timeout_s=timeout_s,
+            memory=window.own,
         )
-        self._connect(end)
+        self._connect(end, window)
         return ThroughputCalls(end, self.order)
 
-    def _connect(self, end: LowLatency | channels.Channels) -> None:
-        from cuda.bindings import driver
-
-        self.stack.callback(end.close)
-        checked(driver.cuCtxSynchronize())  # the window is zeros before anybody may write
-        offers, why = self.members.gather(offer(end.window)), None
-        opened = Opened()
-        self.stack.callback(opened.close)
+    def _window(self, size_bytes: int) -> Window:
         try:
-            opened.open(offers, self.members.rank)
-        except SessionError as error:
-            why = str(error)
-        # Nobody leaves before everybody has opened its memory, and none waits for one that cannot.
-        said = enumerate(self.members.gather(why))
-        if failed := [f"rank {rank}: {text}" for rank, text in said if text is not None]:
+            return self.members.window(size_bytes)
+        except SessionError:
             self.stack.close()
-            raise SessionError("; ".join(failed))
-        end.connect(opened.addresses)
+            raise
+
+    def _connect(self, end: LowLatency | channels.Channels, window: Window) -> None:
+        self.stack.callback(end.close)
+        self.stack.callback(window.close)
+        end.connect(window.addresses)
 
     @property
     def throughput(self) -> ThroughputCalls:

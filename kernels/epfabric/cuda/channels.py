@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epfabric.cuda.kernels import Kernels
-from epfabric.cuda.rank import HostWords, checked, copy_in, zeros
+from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
 from epfabric.errors import SessionError, Timeout
 
 SOURCE = "channels.cu"
@@ -124,19 +124,22 @@ class ChannelCombine(ctypes.Structure):
 class Channels:
     """One rank's end. Make it, tell every rank's `window` to every other, then `connect`.
 
-    A CUDA context must be current. All ranks make the same calls in the same order.
+    A CUDA context must be current. All ranks make the same calls in the same order. memory: as
+    that of LowLatency.
     """
 
     def __init__(
-        self, world: int, rank: int, kernels: Kernels, *, window_bytes: int, timeout_s: float
-    ) -> None:
+        self, world: int, rank: int, kernels: Kernels, *, window_bytes: int, timeout_s: float,
+        memory: Memory | None = None,
+    ) -> None:  # fmt: skip
         if not 0 <= rank < world <= MAX_RANKS:
             raise SessionError(f"rank {rank} is not one of {world} (at most {MAX_RANKS})")
         for name in _KERNELS:
             kernels.function(name)
         self.world, self.rank, self.window_bytes = world, rank, window_bytes
         self._kernels, self._timeout_s = kernels, timeout_s
-        self.window = zeros(window_bytes)
+        self._own = memory or OwnMemory(window_bytes)
+        self.window = self._own.address
         self._alarm = HostWords(1)
         self.told = HostWords(2 + MAX_LOCAL_EXPERTS)
         lengths = (world, _STATE_WORDS, 1)
@@ -213,7 +216,7 @@ class Channels:
 
         if self._memory:
             if self.failure() is None:
-                checked(driver.cuMemFree(self.window))
+                self._own.close()
             checked(driver.cuMemFree(self._memory))
             self._alarm.close()
             self.told.close()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from epfabric.cuda.kernels import Kernels
-from epfabric.cuda.rank import HostWords, checked, copy_in, zeros
+from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
 from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, window_of
 from epfabric.errors import SessionError
 
@@ -84,7 +84,8 @@ class LowLatency:
     A CUDA context must be current. All ranks make the same calls in the same order. blocks: of
     each grid; the ranks that share a GPU share its processors. timeout_s: of every wait inside a
     kernel; afterwards the rank waited for is masked (mask=True) or the buffer has failed.
-    window_bytes: of the window, so that a later shape may need more than the first one.
+    window_bytes: of the window, so that a later shape may need more than the first one. memory:
+    the window, of so many zeros, which is closed with this; by default it is made here.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class LowLatency:
         mask: bool = False,
         aborts: tuple[int, int] | None = None,
         window_bytes: int = 0,
+        memory: Memory | None = None,
     ) -> None:
         for name in ("dispatch_bf16", "dispatch_fp8", "combine", "settle"):
             kernels.check_resident(name, blocks)
@@ -107,7 +109,8 @@ class LowLatency:
         self._kernels = kernels
         self.window_bytes = window_bytes or window_of(shape).bytes
         self._check_room(shape)
-        self.window = zeros(self.window_bytes)
+        self._own = memory or OwnMemory(self.window_bytes)
+        self.window = self._own.address
         # One allocation; at its end a word that stays 0.
         self._alarm = HostWords(1)
         world = shape.world
@@ -224,7 +227,7 @@ class LowLatency:
 
         if self._memory:
             if self.failure() is None and not self.masked():
-                checked(driver.cuMemFree(self.window))
+                self._own.close()
             checked(driver.cuMemFree(self._memory))
             self._alarm.close()
         self._memory = 0

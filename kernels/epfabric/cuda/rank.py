@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from epfabric.errors import SessionError
 from epfabric.layout import Layout
@@ -198,3 +198,26 @@ def zeros(size_bytes: int) -> int:
     address = int(checked(driver.cuMemAlloc(size_bytes)))
     checked(driver.cuMemsetD8(address, 0, size_bytes))
     return address
+
+
+class Memory(Protocol):
+    """A piece of GPU memory that lives until close()."""
+
+    address: int
+
+    def close(self) -> None: ...
+
+
+class OwnMemory:
+    """Memory of this GPU that ranks of this process reach, and others by an IPC handle: zeros."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.address = zeros(size_bytes)
+
+    def close(self) -> None:
+        """Once no kernel uses it (idempotent)."""
+        from cuda.bindings import driver
+
+        if self.address:
+            checked(driver.cuMemFree(self.address))
+        self.address = 0

@@ -10,6 +10,7 @@ import pytest
 from epfabric import deep_ep
 from unit.kernels.deepep_interface import BUFFER, BUFFER_STATIC, CONFIG, EVENT_OVERLAP, REQUIRED
 
+EXTENSIONS: dict[tuple[type, str], tuple[str, ...]] = {(deep_ep.Buffer, "__init__"): ("session",)}
 CASES = [
     (kind, name, arguments, static)
     for kind, table, static in [
@@ -32,12 +33,16 @@ def test_a_method_takes_the_arguments_of_deepep(
 ) -> None:
     found = list(inspect.signature(getattr(kind, name)).parameters.values())
     assert isinstance(inspect.getattr_static(kind, name), staticmethod) == static
+    alike = [one for one in found if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     ours = {
         one.name: REQUIRED if one.default is inspect.Parameter.empty else one.default
-        for one in (found if static else found[1:])
+        for one in (alike if static else alike[1:])
     }
     assert list(ours.items()) == list(arguments.items())
-    assert all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in found)
+    more = [(one.name, one.kind, one.default) for one in found if one not in alike]
+    assert more == [
+        (each, inspect.Parameter.KEYWORD_ONLY, None) for each in EXTENSIONS.get((kind, name), ())
+    ]
 
 
 def test_sessions_import_nothing_of_the_gpu() -> None:

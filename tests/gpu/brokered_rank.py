@@ -1,0 +1,88 @@
+"""A rank whose memory its agent brokers; run by test_brokered.py: SOCKET WORLD RANK DEVICE SEED.
+
+Every rank makes the batches of all from the seed, so that each can check alone what comes. Prints
+one line of JSON: its IPC namespace, what the trial at join said, whether a Buffer works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import epfabric
+import torch
+from epfabric import Buffer
+from gpu.buffer_ranks import Batch, check_rows_of_experts, rows_of
+
+TOKENS, HIDDEN, EXPERTS, TOPK, CALLS = 48, 2048, 8, 4, 6
+
+
+def batches_of(seed: int, world: int, call: int) -> list[Batch]:
+    """One rank has no token in some calls."""
+    counts = [(seed >> 3 * rank) % (TOKENS + 1) for rank in range(world)]
+    counts[call % world] = (TOKENS, 0)[call % 2]
+    return [
+        Batch.random(seed + 1000 * call + rank, count, HIDDEN, EXPERTS, TOPK)
+        for rank, count in enumerate(counts)
+    ]
+
+
+def factor(experts: Any) -> Any:
+    """What an expert does to a row: a power of two, so that no bit is lost."""
+    return 2.0 ** (experts % 4)
+
+
+def exchange(buffer: Any, batches: list[Batch], use_fp8: bool) -> None:
+    world, rank, local = len(batches), buffer.rank, EXPERTS // len(batches)
+    batch = batches[rank]
+    out = buffer.low_latency_dispatch(batch.x, batch.topk, TOKENS, EXPERTS, use_fp8=use_fp8)
+    torch.cuda.synchronize()
+    check_rows_of_experts(batches, rank, out, EXPERTS)
+    shape = (local, world * TOKENS, HIDDEN)
+    rows = torch.full(shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+    for expert in range(local):
+        for source in range(world):
+            mine = rows_of(out[2], expert, source)
+            tokens = batches[source].x[out[2][0][expert, mine].long()]
+            rows[expert, mine] = tokens * factor(torch.tensor(rank * local + expert))
+    combined, _, _ = buffer.low_latency_combine(rows, batch.topk, batch.weights, out[2])
+    weights = (batch.weights.double() * factor(batch.topk.double()) * (batch.topk >= 0)).sum(dim=1)
+    wanted = batch.x.double() * weights[:, None]
+    assert ((combined.double() - wanted).abs() <= wanted.abs() * 2.0**-6).all()
+
+
+def main() -> int:
+    path, (world, rank, device, seed) = sys.argv[1], map(int, sys.argv[2:6])
+    torch.cuda.set_device(device)
+    torch.zeros(1, device="cuda")  # there is a context from here on
+    size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, world, EXPERTS)
+    with epfabric.connect(path, rank, world, timeout_s=120) as session:
+        session.join()
+        nvlink, reason = session.nvlink
+        said: dict[str, Any] = {"nvlink": nvlink, "reason": reason}
+        said |= {"ipc": os.readlink("/proc/self/ns/ipc"), "works": False, "error": ""}
+        try:
+            buffer = Buffer(
+                None,
+                num_rdma_bytes=size,
+                low_latency_mode=True,
+                explicitly_destroy=True,
+                session=session,
+            )
+        except epfabric.SessionError as error:
+            said["error"] = str(error)
+            print(json.dumps(said), flush=True)
+            return 0
+        assert (buffer.rank, buffer.group_size) == (rank, world)
+        for call in range(CALLS):
+            exchange(buffer, batches_of(seed, world, call), use_fp8=call % 3 == 2)
+        buffer.destroy()
+        said["works"], said["after"] = True, session.nvlink[1]
+    print(json.dumps(said), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
