@@ -19,12 +19,14 @@ from epfabric.broker import Broker
 from epfabric.errors import SessionError
 
 NAME = "trial"  # the agent looks for it
+TRIAL_BYTES = 32 << 10  # a word of each rank, and one more
 _MAPS = Path("/proc/self/maps")
 
 
 class Memory(Protocol):
-    """Some memory that several processes reach."""
+    """Some memory that several processes reach; `address` is this one's."""
 
+    address: int
     size_bytes: int
 
     def export(self) -> int:
@@ -41,8 +43,11 @@ class Memory(Protocol):
 class Maker(Protocol):
     """Each raises SessionError that says why it cannot."""
 
-    def make(self) -> Memory:
-        """Room for a word of every rank, and one more."""
+    def name(self) -> str:
+        """Of the device that has the memory."""
+
+    def make(self, size_bytes: int) -> Memory:
+        """Zeros, at least so many."""
 
     def reach(self, fd: int, size_bytes: int) -> Memory:
         """What another rank exported."""
@@ -51,7 +56,12 @@ class Maker(Protocol):
 class Cuda:
     """Memory of the GPU whose context is current."""
 
-    def make(self) -> Memory:
+    def name(self) -> str:
+        from epfabric.cuda import shared
+
+        return shared.uuid()
+
+    def make(self, size_bytes: int) -> Memory:
         if "libcuda.so" not in _MAPS.read_text():
             raise SessionError("this process uses no GPU")
         try:
@@ -59,7 +69,7 @@ class Cuda:
         except ImportError as error:
             raise SessionError(f"{error}: install 'epfabric[cuda]'") from error
         shared.check_context()
-        return shared.SharedMemory(1)
+        return shared.SharedMemory(size_bytes)
 
     def reach(self, fd: int, size_bytes: int) -> Memory:
         from epfabric.cuda import shared
@@ -115,7 +125,7 @@ class Trial:
                 self._memory.close()
 
     def _offer(self) -> None:
-        memory = self._memory = self._maker.make()
+        memory = self._memory = self._maker.make(TRIAL_BYTES)
         memory.write(0, self._word)
         fd = memory.export()
         try:

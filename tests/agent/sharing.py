@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ class Memfd:
         self.size_bytes = size_bytes
         self._fd = os.dup(fd)
         self._map = mmap.mmap(self._fd, size_bytes)
+        self.address = id(self)
 
     @classmethod
     def made(cls, size_bytes: int = SIZE) -> Memfd:
@@ -56,6 +57,27 @@ class Memfd:
         with contextlib.suppress(BufferError):
             self._map.close()
         os.close(self._fd)
+
+
+class Maker:
+    """What epfabric.trial asks of a GPU, with memfds; `fault`: what reach() does before."""
+
+    def __init__(self, fault: Callable[[], None] = lambda: None, device: str = "one") -> None:
+        self._fault, self._device = fault, device
+
+    def name(self) -> str:
+        return self._device
+
+    def make(self, size_bytes: int) -> Memfd:
+        return Memfd.made(-(-size_bytes // PAGE) * PAGE)
+
+    def reach(self, fd: int, size_bytes: int) -> Memfd:
+        self._fault()
+        return Memfd(fd, size_bytes)
+
+
+def fails() -> None:
+    raise epfabric.SessionError("CUDA: some reason")
 
 
 def offer(session: epfabric.Session, name: str, memory: Memfd, note: str = "") -> None:

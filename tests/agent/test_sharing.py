@@ -17,7 +17,7 @@ from pathlib import Path
 
 import epfabric
 import pytest
-from agent.sharing import Memfd, connect, each, files, find, joined, offer
+from agent.sharing import Maker, Memfd, connect, each, fails, files, find, joined, offer
 from agent.two_agents import ROOT, WAIT_S, TwoAgents, says, two_agents
 from epfabric_agent.session.quota import MAX_POD_DESCRIPTORS
 from epfabric_agent.session.sharing import MAX_OFFERS
@@ -64,7 +64,7 @@ def test_processes_get_each_other_s_memory_on_their_node_alone(pair: TwoAgents) 
     ]
     for rank in ranks:
         assert rank.wait(WAIT_S) == 0, rank.tail()
-        assert rank.tail().count("refused: not on node") == 2, rank.tail()
+        assert rank.tail().count("refused: it is not on node") == 2, rank.tail()
 
 
 def test_a_rank_of_another_group_or_epoch_gets_nothing(pair: TwoAgents) -> None:
@@ -220,20 +220,6 @@ def test_a_restarted_agent_knows_of_nothing_and_serves_anew(pair: TwoAgents) -> 
         each(after, "close")
 
 
-class Maker:
-    """Memory of the trial at join; `fault`: what reach() does instead."""
-
-    def __init__(self, fault: Callable[[], None] = lambda: None) -> None:
-        self._fault = fault
-
-    def make(self) -> Memfd:
-        return Memfd.made()
-
-    def reach(self, fd: int, size_bytes: int) -> Memfd:
-        self._fault()
-        return Memfd(fd, size_bytes)
-
-
 class Other(Maker):
     """Reaches something else than what it was given."""
 
@@ -268,9 +254,6 @@ def test_ranks_try_at_join_what_they_reach_and_say_so(pair: TwoAgents) -> None:
 
 
 def test_a_rank_that_reaches_nothing_says_why_and_the_group_opens(pair: TwoAgents) -> None:
-    def fails() -> None:
-        raise epfabric.SessionError("CUDA: some reason")
-
     with tried(pair, {0: Maker(), 1: Maker(fails), 2: Other()}) as sessions:
         assert sessions[0].nvlink[0] == "posix_fd"
         assert sessions[1].nvlink == (

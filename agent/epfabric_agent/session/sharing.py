@@ -120,7 +120,7 @@ class Sharing:
         other = epoch.ranks.get(rank)
         if other is None:
             where = epoch.whereabouts([rank])
-            raise Refusal("not-offered", f"not on node {epoch.node}, or gone: {where}")
+            raise Refusal("not-offered", f"it is not on node {epoch.node}, or gone: {where}")
         return other
 
     def _let_go(self, gone: list[Offered]) -> None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from epfabric.cuda.rank import Memory, checked
 from epfabric.errors import SessionError
 from epfabric.session import Session
-
-if TYPE_CHECKING:
-    from epfabric.cuda.shared import SharedMemory
+from epfabric.trial import Cuda, Maker, Memory
 
 MEET_S = 300.0  # until every rank has begun to make its buffer
 NOTE = 480  # characters that go with a descriptor
@@ -38,7 +34,7 @@ class Attached:
         return self._session.world_size
 
     def window(self, size_bytes: int) -> Brokered:
-        return Brokered(self._session, size_bytes)
+        return Brokered(self._session, size_bytes, Cuda())
 
 
 def failures(said: Iterable[str]) -> str:
@@ -49,21 +45,13 @@ def failures(said: Iterable[str]) -> str:
 class Brokered:
     """A window by descriptors. Afterwards the agent holds none of it."""
 
-    def __init__(self, session: Session, size_bytes: int) -> None:
-        from cuda.bindings import driver
-
-        from epfabric.cuda.shared import SharedMemory, check_context
-
-        check_context()
-        gpu = bytes(checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice()))).bytes).hex()
-        memory = SharedMemory(size_bytes)
-        self.own: Memory = memory
+    def __init__(self, session: Session, size_bytes: int, maker: Maker) -> None:
+        memory = self.own = maker.make(size_bytes)
         self.addresses: list[int] = []
         self.sharers = 0
-        self._session = session
-        self._imported: list[SharedMemory] = []
-        checked(driver.cuCtxSynchronize())  # it is zeros before anybody may write
-        why = ""
+        self._session, self._maker = session, maker
+        self._imported: list[Memory] = []
+        gpu, why = maker.name(), ""
         with self._offered(memory, gpu) as name:
             try:
                 self._reach_all(name, gpu)
@@ -83,7 +71,7 @@ class Brokered:
             self._imported.pop().close()
 
     @contextlib.contextmanager
-    def _offered(self, memory: SharedMemory, note: str) -> Iterator[str]:
+    def _offered(self, memory: Memory, note: str) -> Iterator[str]:
         broker = self._session.broker
         name, fd = broker.next_name(), memory.export()
         try:
@@ -94,8 +82,6 @@ class Brokered:
         broker.withdraw(name)
 
     def _reach_all(self, name: str, gpu: str) -> None:
-        from epfabric.cuda.shared import SharedMemory
-
         for rank in range(self._session.world_size):
             if rank == self._session.rank:
                 self.addresses.append(self.own.address)
@@ -103,7 +89,7 @@ class Brokered:
                 continue
             found = self._session.broker.find(rank, name, MEET_S)
             try:
-                memory = SharedMemory.of(found.fd, found.size_bytes)
+                memory = self._maker.reach(found.fd, found.size_bytes)
             except SessionError as error:
                 text = f"the GPU memory of rank {rank} cannot be reached: {error}"
                 raise SessionError(text) from error

@@ -25,9 +25,11 @@ class Window(Protocol):
     reaches that one's. sharers: ranks on this GPU, with this one.
     """
 
-    own: Memory
     addresses: list[int]
     sharers: int
+
+    @property
+    def own(self) -> Memory: ...
 
     def close(self) -> None:
         """Lets go of the other ranks' memory, once no kernel uses it (idempotent)."""

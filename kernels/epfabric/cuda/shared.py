@@ -29,6 +29,11 @@ def check_context() -> None:
         raise SessionError("the GPU's driver shares no memory by file descriptors")
 
 
+def uuid() -> str:
+    """Of the current context's GPU."""
+    return bytes(checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice()))).bytes).hex()
+
+
 class SharedMemory:
     """Memory of a GPU in this process's addresses, for the GPU of the current context."""
 
@@ -44,6 +49,7 @@ class SharedMemory:
         self._map(checked(driver.cuMemCreate(whole, properties, 0)), whole)
         try:
             checked(driver.cuMemsetD8(self.address, 0, whole))
+            checked(driver.cuCtxSynchronize())  # before anybody else may write
         except SessionError:
             self.close()
             raise

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import epfabric
 import pytest
-from agent.sharing import Memfd
+from agent.sharing import Maker
 from epfabric import messages
 from epfabric.messages import Reply, Request
 
 from .scripted_agent import ScriptedAgent
-
-
-class Maker:
-    def make(self) -> Memfd:
-        return Memfd.made()
-
-    def reach(self, fd: int, size_bytes: int) -> Memfd:
-        return Memfd(fd, size_bytes)
 
 
 def connect(agent: ScriptedAgent) -> epfabric.Session:

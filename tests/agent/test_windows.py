@@ -1,0 +1,120 @@
+"""Windows of a buffer that agents broker: every rank reaches every one's, or all say who does not.
+
+Memfds stand in for GPU memory (agent.sharing); tests/gpu/test_brokered.py has the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import epfabric
+import pytest
+from agent.sharing import Maker, Memfd, each, fails, files, joined
+from agent.two_agents import WAIT_S, TwoAgents, two_agents
+from epfabric.buffer.attached import Attached, Brokered
+from epfabric.buffer.members import members_of
+from harness.process import wait_until
+
+SIZE = 100_000
+OTHER = Maker(device="two")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[TwoAgents]:
+    with two_agents(joinTimeout="20s", timeout="8s") as made:
+        yield made
+
+
+def windows(
+    sessions: list[epfabric.Session], makers: list[Maker]
+) -> list[Brokered | epfabric.SessionError]:
+    def make(session: epfabric.Session) -> Brokered | epfabric.SessionError:
+        try:
+            return Brokered(session, SIZE, makers[session.rank])
+        except epfabric.SessionError as error:
+            return error
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        return [made.result(WAIT_S) for made in [pool.submit(make, one) for one in sessions]]
+
+
+def agents_hold_nothing(pair: TwoAgents) -> None:
+    for agent in pair.agents.values():
+        wait_until(lambda a=agent: files(a.pid) == 0, WAIT_S, "the agent to let go", agent)  # type: ignore[misc]
+
+
+def memory(window: object, rank: int) -> Memfd:
+    """What the window has of that rank."""
+    assert isinstance(window, Brokered)
+    known = [window.own, *window._imported]
+    found = next(one for one in known if one.address == window.addresses[rank])
+    assert isinstance(found, Memfd)
+    return found
+
+
+def test_every_rank_reaches_every_one_s_and_the_agent_lets_go(pair: TwoAgents) -> None:
+    with joined(pair, "aaa") as sessions:
+        for _ in range(3):
+            made = windows(sessions, [Maker(), OTHER, Maker()])
+            agents_hold_nothing(pair)
+            for rank, window in enumerate(made):
+                for other in range(3):
+                    memory(window, other).write(1 + rank, 100 * rank + other)
+            for rank, window in enumerate(made):
+                own = memory(window, rank)
+                assert own.size_bytes >= SIZE
+                assert [own.read(1 + other) for other in range(3)] == [rank, 100 + rank, 200 + rank]
+                assert isinstance(window, Brokered)
+                assert window.sharers == (2, 1, 2)[rank]
+                assert sessions[rank].nvlink[0] == "posix_fd"
+                window.close()
+                window.close()
+                own.close()
+        each(sessions, "close")
+
+
+def test_what_one_rank_cannot_reach_is_an_error_of_all_and_the_group_goes_on(
+    pair: TwoAgents,
+) -> None:
+    with joined(pair, "aaa") as sessions:
+        for error in windows(sessions, [Maker(), Maker(fails), Maker()]):
+            assert isinstance(error, epfabric.SessionError)
+            assert str(error).startswith("rank 1: the GPU memory of rank 0 cannot be reached: CUDA")
+        agents_hold_nothing(pair)
+        assert {session.nvlink[0] for session in sessions} == {"none"}
+        assert not any(isinstance(one, Exception) for one in windows(sessions, [Maker()] * 3))
+        each(sessions, "close")
+
+
+def test_ranks_of_two_nodes_are_told_so(pair: TwoAgents) -> None:
+    with joined(pair, "aab") as sessions:
+        for error in windows(sessions, [Maker()] * 3):
+            assert isinstance(error, epfabric.SessionError)
+            assert "it is not on node" in str(error)
+        agents_hold_nothing(pair)
+        each(sessions, "close")
+
+
+def test_a_rank_that_is_lost_meanwhile_is_named(pair: TwoAgents) -> None:
+    with joined(pair, "aaa") as sessions:
+        lost = Maker(sessions[1].abort)
+        for rank, error in enumerate(windows(sessions, [Maker(), lost, Maker()])):
+            assert isinstance(error, epfabric.SessionError)
+            assert rank == 1 or "rank 1" in str(error), error
+    agents_hold_nothing(pair)
+
+
+def test_members_are_of_one_kind_and_a_session_has_joined(pair: TwoAgents) -> None:
+    with joined(pair, "a") as (session,):
+        members = members_of(None, None, session)
+        assert (members.rank, members.size) == (0, 1)
+        with pytest.raises(ValueError, match="only one of"):
+            members_of(object(), None, session)
+        each([session], "close")
+    with pytest.raises(ValueError, match="is needed"):
+        members_of(None, None, None)
+    session = epfabric.connect(str(pair.socket("a")), 0, 1, timeout_s=WAIT_S)
+    with pytest.raises(epfabric.SessionError, match="joined"):
+        Attached(session)
+    session.abort()
