@@ -27,7 +27,8 @@ class Timed:
         self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph):
+        # NCCL has a thread of its own, which asks for events meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._events[0].record()
             for call, event in zip(calls, self._events[1:], strict=True):
                 call()
