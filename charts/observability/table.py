@@ -10,6 +10,7 @@ from observability.model import Dashboard, Panel, Row, Target, Thresholds, Varia
 GROUP = 'k8s_namespace_name=~"$namespace", epfabric_group=~"$group"'
 RATE = "[$__rate_interval]"
 BARRIER = "epfabric_barrier_duration_seconds"
+OF_GROUP = "k8s_namespace_name, epfabric_group"
 THE_GROUP = "{{k8s_namespace_name}}/{{epfabric_group}}"
 
 
@@ -22,6 +23,10 @@ def quantile(q: float, by: str, phase: str = "") -> str:
 def rate(metric: str, by: str, *more: str) -> str:
     chosen = ", ".join((GROUP, *more))
     return f"sum by ({by}) (rate({metric}{{{chosen}}}{RATE}))"
+
+
+def in_an_hour(metric: str, by: str) -> str:
+    return f"sum by ({by}) (increase({metric}{{{GROUP}}}[1h]))"
 
 
 BARRIERS = Row(
@@ -63,10 +68,7 @@ BARRIERS = Row(
             (
                 Target(
                     "topk(5, "
-                    + rate(
-                        "epfabric_barrier_stragglers_total",
-                        "k8s_namespace_name, epfabric_group, epfabric_rank",
-                    )
+                    + rate("epfabric_barrier_stragglers_total", f"{OF_GROUP}, epfabric_rank")
                     + ")",
                     THE_GROUP + " rank {{epfabric_rank}}",
                 ),
@@ -147,11 +149,24 @@ COMMANDS = Row(
             "count",
             (
                 Target(
-                    "topk(5, max by (k8s_namespace_name, epfabric_group, epfabric_rank) "
-                    f"(epfabric_fifo_depth{{{GROUP}}}))",
+                    f"topk(5, max by ({OF_GROUP}, epfabric_rank) (epfabric_fifo_depth{{{GROUP}}}))",
                     THE_GROUP + " rank {{epfabric_rank}}",
                 ),
             ),
+        ),
+        Panel(
+            "Connections mended in an hour",
+            "They broke and were made anew, by node. One node far ahead: its NIC, cable or port.",
+            "lines",
+            "count",
+            (Target(in_an_hour("epfabric_mended_total", "instance"), "{{instance}}"),),
+        ),
+        Panel(
+            "Operations sent again",
+            "What was under way on connections that broke.",
+            "lines",
+            "per-second",
+            (Target(rate("epfabric_replayed_total", "instance"), "{{instance}}"),),
         ),
         Panel(
             "Payload by node and peer",
@@ -242,8 +257,7 @@ AGENTS = Row(
             "count",
             (
                 Target(
-                    "sum by (k8s_namespace_name, epfabric_group, epfabric_result) "
-                    f"(increase(epfabric_group_epochs_total{{{GROUP}}}[1h]))",
+                    in_an_hour("epfabric_group_epochs_total", f"{OF_GROUP}, epfabric_result"),
                     THE_GROUP + " {{epfabric_result}}",
                 ),
             ),
@@ -255,8 +269,7 @@ AGENTS = Row(
             "count",
             (
                 Target(
-                    "sum by (k8s_namespace_name, epfabric_group, epfabric_reason) "
-                    f"(increase(epfabric_session_refusals_total{{{GROUP}}}[1h]))",
+                    in_an_hour("epfabric_session_refusals_total", f"{OF_GROUP}, epfabric_reason"),
                     THE_GROUP + " {{epfabric_reason}}",
                 ),
             ),

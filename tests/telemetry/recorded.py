@@ -40,7 +40,7 @@ def snapshot(draws: Draws, rank: int, peers: Mapping[str, int], commands: int) -
     sent = tuple(PeerSample(node, "libfabric", 1, size, 1) for node, size in peers.items())
     session = SessionSample(
         "ns", "g", 1, rank, {"write": commands, "barrier": 1}, {"rank-left": 2}, {"rank-left": 2},
-        0, 0, 3, 1, sent,
+        0, 0, 3, 1, peers=sent,
     )  # fmt: skip
     phases = {phase: counted(values) for phase, values in draws.items()}
     barrier = BarrierSample("ns", "g", 1, phases, {rank: 5 + rank}, masked=0)

@@ -40,6 +40,8 @@ FIFO_DEPTH = MetricInfo("epfabric.fifo.depth", "gauge", "{slot}", "Slots taken, 
 INFLIGHT = MetricInfo(
     "epfabric.inflight", "gauge", "{operation}", "Operations posted, not yet complete"
 )
+MENDED = MetricInfo("epfabric.mended", "counter", "{connection}", "Broken connections made anew")
+REPLAYED = MetricInfo("epfabric.replayed", "counter", "{operation}", "Operations sent again there")
 GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Sessions of a group")
 
 MASKED_RANKS = MetricInfo(
@@ -60,6 +62,8 @@ METRICS = (
     SIGNALS,
     FIFO_DEPTH,
     INFLIGHT,
+    MENDED,
+    REPLAYED,
     GROUP_SESSIONS,
     MASKED_RANKS,
     EPOCHS,
@@ -128,6 +132,8 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
         yield read(SIGNALS, peer.signals, *route)
     yield read(FIFO_DEPTH, session.fifo_depth, (RANK, str(session.rank)))
     yield read(INFLIGHT, session.inflight, (RANK, str(session.rank)))
+    yield read(MENDED, session.mended)
+    yield read(REPLAYED, session.replayed)
     yield read(GROUP_SESSIONS, 1)
 
 

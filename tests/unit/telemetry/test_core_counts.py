@@ -44,8 +44,8 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "inflight": 3,
                 "records_sent": 0,
                 "records_received": 0,
-                "mended": 0,
-                "replayed": 0,
+                "mended": 1 + proxy,
+                "replayed": 5 * proxy,
             }
             for proxy in range(2)
         ],
@@ -58,6 +58,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     assert got.masked == 3
     assert got.masked_slots == 6
     assert (got.fifo_depth, got.inflight) == (6, 6)
+    assert (got.mended, got.replayed) == (3, 5)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),
         PeerSample("n1", "libfabric", 1, 32, 2),

@@ -42,6 +42,18 @@ def groups(ledger: Ledger) -> set[str]:
     return {dict(one.attributes)["epfabric.group"] for one in ledger.series()}
 
 
+def test_what_was_mended_is_told_from_the_first_look_on_and_kept() -> None:
+    """A counter that began with what broke first would have no increase to alarm anybody."""
+    ledger = Ledger(0)
+    ledger.fold(readings(Snapshot(sessions=(session("a", 1),))), 0.0, 10)
+    names = ("epfabric.mended", "epfabric.replayed")
+    told = {one.metric.name: one.value for one in ledger.series()}
+    assert [told.get(name) for name in names] == [0, 0]
+    ledger.fold(readings(Snapshot(sessions=(session("a", 1, mended=2, replayed=9),))), 1.0, 20)
+    ledger.fold(readings(Snapshot()), 2.0, 30)
+    assert [total(ledger, name, "a") for name in names] == [2, 9]
+
+
 def test_a_new_session_of_a_group_adds_to_what_the_ended_one_left() -> None:
     ledger = Ledger(0)
     ledger.fold(readings(Snapshot(sessions=(session("a", 1, 100),))), 0.0, 10)
