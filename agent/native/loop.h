@@ -42,6 +42,8 @@ template <class Remote>
 class Loop {
  public:
   Loop(Proxy& proxy, Remote& remote);
+  // Takes part in the epoch, when another thread asks for it; by the thread that turns.
+  void open(const std::shared_ptr<Epoch>& epoch);
   // Turns until the proxy is asked to stop.
   void run();
   // One turn: work, then a wait if there was nothing.
@@ -56,7 +58,6 @@ class Loop {
  private:
   bool block(uint64_t at_most_ns);
   bool handle_request();
-  void open(const std::shared_ptr<Epoch>& epoch);
 
   uint32_t serve_rings();
   uint32_t serve_pass(bool control, uint32_t budget);

@@ -64,6 +64,7 @@ TIERS = (
     Tier("unit", PLAIN),
     Tier("headers", PLAIN),
     Tier("native", PLAIN),
+    Tier("fuzz", PLAIN),
     Tier("agent", PLAIN),
     Tier("bench", PLAIN),
     Tier("rdma", PLAIN, missing=no_vm),
