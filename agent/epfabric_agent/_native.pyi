@@ -174,6 +174,8 @@ class Session:
         """libfabric address of each proxy; empty without a provider."""
     def drain(self, timeout_ms: int) -> bool:
         """Waits until every ring has nothing visible and nothing outstanding."""
+    def move(self, cpus: list[int]) -> None:
+        """Pins the proxies that still run to these CPUs, the first ones if fewer; -1: any CPU."""
     def counters(self) -> SessionCount:
         """Exact counts; works after close() too (the last values)."""
     def close(self, timeout_ms: int = 5000) -> None:

@@ -31,6 +31,7 @@ from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
 from epfabric_agent.sampling import Sampler, barrier_statistics
+from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
 from epfabric_agent.session.services import Services, Unserved
@@ -40,7 +41,7 @@ from epfabric_agent.telemetry import runtime as telemetry_runtime
 from epfabric_agent.telemetry.snapshot import Snapshot
 from epfabric_agent.telemetry.traces import LOOK_S, Traces
 from epfabric_agent.threads import named
-from epfabric_agent.topology.cpus import CpuLedger, Cpus
+from epfabric_agent.topology.cpus import Cpus
 from epfabric_agent.topology.discover import Inventory, discover
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.memory import left_bytes
@@ -100,7 +101,7 @@ class Runtime:
         self._inventory = Inventory(Cpus((), {}), Topology(), ())
         self._quota = Quota(0, 0)
         self._room = Room(lambda: left_bytes(machine))
-        self._ledger = CpuLedger()
+        self.cpus = ProxyCpus(machine, self.hub.ranks, changed)
         self._nic_faults = NicFaults(machine)
         self._refusals = Refusals()
         self._services: Services | None = None
@@ -136,6 +137,7 @@ class Runtime:
 
     async def _apply(self, settings: Settings, cordon: str) -> None:
         self._inventory = await asyncio.to_thread(self._discover, self._machine)
+        await self.cpus.look()
         await self._nic_faults.look_in_time(COUNTERS_S)
         if self._settings is not None and settings.proxies != self._settings.proxies:
             self._refusals.clear()
@@ -202,22 +204,23 @@ class Runtime:
 
     @property
     def sessions(self) -> int:
-        return sum(len(part.ranks) for part in self.hub.parts.values())
+        return len(self.hub.ranks())
 
     def facts(self) -> Facts:
         places = []
         for part in self.hub.parts.values():
             for local in part.ranks.values():
                 name = f"{part.group}/{local.rank}"[:512]
-                places += [(name, index, cpu) for index, cpu in enumerate(local.cpus)]
+                cpus = self.cpus.ledger.cpus_of(local.sample)
+                places += [(name, index, cpu) for index, cpu in enumerate(cpus)]
         return Facts(
             endpoint=self.endpoint,
             choice=self._choice,
             inventory=self._inventory,
             sessions=self.sessions,
             places=tuple(sorted(places)),
-            constrained=self._ledger.constrained,
-            local=self._ledger.local,
+            constrained=self.cpus.ledger.constrained,
+            local=self.cpus.ledger.local,
             behind=self._behind,
             nics=self.nics,
             groups=self.hub.living(),
@@ -316,8 +319,7 @@ class Runtime:
             hub=self.hub,
             quota=self._quota,
             room=self._room,
-            ledger=self._ledger,
-            cpus=lambda: self._inventory.cpus,
+            cpus=self.cpus,
             changed=self._changed,
             cordon=cordon,
         )

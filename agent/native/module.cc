@@ -192,6 +192,7 @@ void bind_session(nb::module_& module) {
       .def(
           "drain", [](const Session& self, uint64_t ms) { return self.drain(ms * kMs); },
           "timeout_ms"_a, Unlocked())
+      .def("move", &Session::move, "cpus"_a, Unlocked())
       .def("counters", &session_dict)
       .def(
           "close", [](Session& self, uint64_t ms) { self.close(ms * kMs); }, "timeout_ms"_a = 5000,

@@ -3,7 +3,6 @@
 #include "proxy.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -16,6 +15,7 @@
 #include "loop.h"
 #include "loop_commands.h"
 #include "loop_turn.h"
+#include "pin.h"
 #include "verbs_transport.h"
 
 namespace epfabric::agent {
@@ -66,7 +66,7 @@ void Proxy::end() {
   ask_stop();
   if (join(kEndLimitNs)) return;
   std::fprintf(stderr, "epfabric-agent: proxy %u on CPU %d did not end in %llu s: the agent ends\n",
-               index_, cpu_, static_cast<unsigned long long>(kEndLimitNs / 1'000'000'000));
+               index_, cpu(), static_cast<unsigned long long>(kEndLimitNs / 1'000'000'000));
   std::_Exit(kStuckStatus);
 }
 
@@ -129,16 +129,15 @@ void Proxy::pin() {
   const std::string name = "epf-proxy-" + std::to_string(index_);
   ::pthread_setname_np(::pthread_self(), name.c_str());
   ::prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // or a sleep of 5 µs takes 55
-  if (cpu_ < 0) return;
-  if (cpu_ >= CPU_SETSIZE) throw NativeError("there is no CPU " + std::to_string(cpu_));
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(static_cast<size_t>(cpu_), &set);
-  if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set); error != 0) {
-    throw system_error("a proxy cannot be pinned to CPU " + std::to_string(cpu_) +
-                           " (choose one of the agent's cpuset)",
-                       error);
-  }
+  if (cpu() >= 0) pin_to(::pthread_self(), cpu());
+}
+
+// By another thread, since the CPUs that the agent may use have changed.
+void Proxy::move(int cpu) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;  // it is joined under the lock
+  pin_to(thread_.native_handle(), cpu);
+  cpu_.store(cpu, std::memory_order_relaxed);
 }
 
 void Proxy::run(Request& request, uint64_t timeout_ns) {

@@ -55,6 +55,8 @@ class Proxy {
         std::vector<std::unique_ptr<Ring>>& rings);
   ~Proxy();
 
+  // Pins the thread to another CPU; kAnyCpu: to none. Throws NativeError.
+  void move(int cpu);
   // Runs `request` on the thread. Throws NativeError when it fails or takes longer than the bound.
   void run(Request& request, uint64_t timeout_ns = 5'000'000'000);
   // By the thread itself, once it can take requests.
@@ -79,7 +81,7 @@ class Proxy {
   std::string unreachable() const;
 
   uint32_t index() const { return index_; }
-  int cpu() const { return cpu_; }
+  int cpu() const { return cpu_.load(std::memory_order_relaxed); }
   const std::vector<std::byte>& address() const { return address_; }
   RemoteKey mailbox() const { return mailbox_; }
   const ProxyCount& count() const { return count_; }
@@ -101,7 +103,7 @@ class Proxy {
 
   const uint32_t index_;
   const uint32_t proxies_;
-  const int cpu_;
+  std::atomic<int> cpu_;
   const ProxySettings settings_;
   const Segments& segments_;
   const std::vector<Region>& regions_;

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "deadline.h"
+#include "pin.h"
 
 namespace epfabric::agent {
 namespace {
@@ -27,7 +28,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
       network_(proxies.network()),
-      segments_(settings.shape),
+      segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],
+                          [&] { return Segments(settings.shape); })),
       keys_(settings.cpus.size()),
       nodes_(settings.shape.world) {
   const auto count = static_cast<uint32_t>(settings.cpus.size());
@@ -184,6 +186,10 @@ std::string Session::unreachable() const {
     if (proxy->unconnected() != 0) return proxy->unreachable();
   }
   return "";
+}
+
+void Session::move(const std::vector<int>& cpus) {
+  for (size_t i = 0; i < std::min(cpus.size(), proxies_.size()); ++i) proxies_[i]->move(cpus[i]);
 }
 
 void Session::ask_stop() {

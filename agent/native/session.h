@@ -42,6 +42,9 @@ class Session {
   // The same of a masked rank, whose visible commands are taken no more.
   bool settle(uint64_t timeout_ns) const;
 
+  // Pins each proxy that still runs to its CPU, the first ones where there are fewer CPUs.
+  void move(const std::vector<int>& cpus);
+
   void ask_stop();
   // Stops the proxies; throws NativeError where one does not end in time (its memory stays mapped
   // then). The bound is for all of them.

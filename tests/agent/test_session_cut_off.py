@@ -117,13 +117,29 @@ async def test_a_socket_that_goes_while_a_hello_is_served_leaves_nothing(tmp_pat
             await until(lambda: not runtime.sessions, "the session to end")
             await runtime.sockets.follow([group_pod("moe", path.parent.parent)])
         await until(lambda: runtime._quota.used_bytes == 0, "memory to be given back")
-        assert not runtime._ledger.taken()
+        assert not runtime.cpus.ledger.taken()
         assert runtime.core.current is not None
         assert runtime.core.current.counters() == []
         await until(lambda: files() <= before, "files to be closed")
         assert proxies() == 0
         with connected(path) as sock:
             assert (await ask(sock, hello()))["ok"]
+
+
+async def test_sessions_of_before_and_after_a_change_of_settings_share_no_cpu(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as (runtime, path):
+        with connected(path) as first, connected(path) as second:
+            assert (await ask(first, hello()))["ok"]
+            await runtime.apply(read(ROOT / "examples/two-agents/fabric.yaml").settings, "cordoned")
+            assert (await ask(second, hello(rank=1)))["ok"]
+            ledger, usable = runtime.cpus.ledger, runtime.cpus.usable.usable
+            assert len(ledger.taken()) == min(2, len(usable))
+            (part,) = runtime.hub.parts.values()
+            assert len({local.sample for local in part.ranks.values()}) == 2
+        await until(lambda: not runtime.sessions, "the sessions to end")
+        assert not ledger.taken()
 
 
 async def test_an_agent_without_files_pauses_and_goes_on(

@@ -162,7 +162,12 @@ def agent_status(name: str, generation: int) -> Json:
                 for type_, status, reason, message in (
                     ("TransportReady", "True", "Chosen", "libfabric: tcp is allowed"),
                     ("CPUConstrained", "False", "EnoughCPUs", "each proxy has its own CPU"),
-                    ("ProxiesLocal", "True", "Local", "proxies run on their GPU's NUMA node"),
+                    (
+                        "ProxiesLocal",
+                        "True",
+                        "Local",
+                        "proxies are near their memory",
+                    ),
                     ("Degraded", "False", "AsWanted", "the node serves as its spec says"),
                 )
             ],

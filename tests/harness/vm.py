@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.process import HarnessError
@@ -48,6 +49,29 @@ echo $? > /n/run/vm/code; $B sync; echo o > /proc/sysrq-trigger; $B sleep 60
 """
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The guest's CPUs and memory, the same for each of its NUMA nodes."""
+
+    cpus: int = 2
+    memory_mib: int = 1024
+    distances: tuple[tuple[int, ...], ...] = ()
+    """Between NUMA nodes, 10 on the diagonal; empty: the guest has one node and is not told."""
+
+    def options(self) -> list[str]:
+        nodes = len(self.distances)
+        found = ["-smp", str(self.cpus), "-m", str(self.memory_mib)]
+        for node in range(nodes):
+            each, size = self.cpus // nodes, self.memory_mib // nodes
+            cpus = f"cpus={node * each}-{(node + 1) * each - 1}"
+            found += ["-object", f"memory-backend-ram,id=m{node},size={size}M"]
+            found += ["-numa", f"node,nodeid={node},memdev=m{node},{cpus}"]
+        for source, row in enumerate(self.distances):
+            for target, value in enumerate(row):
+                found += ["-numa", f"dist,src={source},dst={target},val={value}"]
+        return found
+
+
 def missing() -> str | None:
     """Why there can be no VM here; packages that only lack are installed by `prepare`."""
     if os.uname().machine != "x86_64":
@@ -56,7 +80,10 @@ def missing() -> str | None:
 
 
 def run(
-    command: list[str | Path], environment: dict[str, str], limit_s: float = LIMIT_S
+    command: list[str | Path],
+    environment: dict[str, str],
+    limit_s: float = LIMIT_S,
+    shape: Shape = Shape(),
 ) -> tuple[int, str]:
     """Exit status and output of `command` in a fresh guest, which is ended after `limit_s`.
 
@@ -70,7 +97,7 @@ def run(
         log = share / "qemu.log"
         with log.open("wb") as out:
             subprocess.run(
-                _qemu(kernel, initramfs, share, limit_s),
+                _qemu(kernel, initramfs, share, limit_s, shape),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -168,11 +195,12 @@ def _initramfs(folder: Path, version: str) -> None:
     shutil.rmtree(root)
 
 
-def _qemu(kernel: Path, initramfs: Path, share: Path, limit_s: float) -> list[str]:
+def _qemu(kernel: Path, initramfs: Path, share: Path, limit_s: float, shape: Shape) -> list[str]:
     return [
         *("timeout", "-k", "5", str(limit_s), "qemu-system-x86_64"),
         *("-M", "q35,hpet=off", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
-        *("-smp", "2", "-m", "1024", "-nodefaults", "-no-user-config", "-no-reboot"),
+        *shape.options(),
+        *("-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-kernel", str(kernel), "-initrd", str(initramfs)),
         *("-append", KERNEL_LINE, "-serial", "stdio"),
         *("-virtfs", _shared("/", "root") + ",readonly=on"),

@@ -213,6 +213,35 @@ def test_proxies_are_pinned_to_the_cpu_that_was_asked_for() -> None:
     core.close()
 
 
+def test_proxies_move_to_other_cpus_and_one_that_has_ended_is_left_alone() -> None:
+    core = _native.Core(address="", provider="")
+    allowed = os.sched_getaffinity(0)
+    cpu = min(allowed)
+    before = set(os.listdir("/proc/self/task"))
+    session = core.open_session(
+        group=1, rank=0, world=1, rings=2, depth=16, signals=1, cpus=[max(allowed), max(allowed)]
+    )
+    tasks = {}
+    for task in set(os.listdir("/proc/self/task")) - before:
+        tasks[Path(f"/proc/self/task/{task}/comm").read_text().strip()] = int(task)
+
+    def places() -> list[set[int]]:
+        return [os.sched_getaffinity(tasks[f"epf-proxy-{proxy}"]) for proxy in (0, 1)]
+
+    assert places() == [{max(allowed)}] * 2
+    session.move([cpu, -1])
+    assert places() == [{cpu}, allowed]
+    assert [proxy["cpu"] for proxy in session.counters()["proxies"]] == [cpu, -1]
+    session.move([-1])
+    assert places() == [allowed, allowed]
+    with pytest.raises(_native.NativeError, match="CPU 1000"):
+        session.move([cpu, 1000])
+    assert places() == [{cpu}, allowed]
+    session.close()
+    session.move([cpu, cpu])
+    core.close()
+
+
 def test_an_epoch_and_its_sessions_may_be_ended_by_several_threads_at_once() -> None:
     for _ in range(40):
         core = _native.Core(address="", provider="")

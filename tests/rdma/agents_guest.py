@@ -7,29 +7,17 @@ minute to import an agent. Judged by test_agents.py outside.
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import epfabric
 import numpy as np
-import yaml
-from epfabric_agent import main as agent_main
-from epfabric_agent.manifest import mode  # imported here once, not in each agent
-from epfabric_agent.pki import authority
-from epfabric_agent.pki.identity import NodeIdentity
+from rdma.guest_agent import WAIT_S, Agent, until
 
-WAIT_S = 120.0
-IMPORTED = (agent_main, mode)
 ROUNDS, RINGS, SIZE = 10, 2, 4096
 ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2"}
 LINKS = {"a": ["va0", "va1"], "b": ["vb0", "vb1"]}  # each agent has its own end of both rails
@@ -42,76 +30,14 @@ ADDRESS_BACK = (
 )
 STARVED = "gave no sign of life"
 TRIES = 4
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/two-agents/fabric.yaml"
 
 
-class Agent:
-    """A process of its own, with a manifest, a folder and a log."""
-
-    def __init__(self, node: str, folder: Path) -> None:
-        self.node = node
-        self.log = folder / f"{node}.log"
-        self.socket = folder / node / "sockets/moe/agent.sock"
-        fabric, peers = yaml.safe_load_all(EXAMPLE.read_text())
-        fabric["spec"]["transport"] = {"type": "auto"}
-        fabric["spec"]["nics"] = {"selector": {"names": LINKS[node]}}
-        fabric["spec"]["proxies"]["perGPU"] = 2
-        peers["peers"] = [{"node": n, "endpoint": f"{a}:7471"} for n, a in ADDRESSES.items()]
-        manifest = folder / f"{node}.yaml"
-        manifest.write_text(yaml.safe_dump_all([fabric, peers]))
-        self.arguments = [
-            *(f"--manifest={manifest}", f"--node={node}"),
-            *(f"--pki={folder / 'pki'}", f"--state-dir={folder / node}"),
-        ]
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._live()
-
-    def _live(self) -> None:
-        out = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        code = 99
-        try:
-            code = agent_main.main(self.arguments)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-
-    def says(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
-
-    def choices(self) -> list[str]:
-        return re.findall(r"transport ((?:verbs|none): .*)", self.says())
-
-    def reasons(self) -> list[str]:
-        """Why its groups' epochs failed."""
-        return re.findall(r"epoch \d+ failed: (.*)", self.says())
-
-    def listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            return probe.connect_ex(str(self.socket)) == 0
-
-    def stop(self) -> int:
-        os.kill(self.pid, signal.SIGTERM)
-        code: list[int] = []
-
-        def ended() -> bool:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                code.append(os.waitstatus_to_exitcode(status))
-            return bool(pid)
-
-        until(ended, f"agent {self.node} to end")
-        return code[0]
-
-
-def until(check: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {WAIT_S:.0f} s: {what}")
-        time.sleep(0.05)
+def spec(node: str) -> dict[str, Any]:
+    return {
+        "transport": {"type": "auto"},
+        "nics": {"selector": {"names": LINKS[node]}},
+        "proxies": {"perGPU": 2, "idle": "adaptive"},
+    }
 
 
 class Rank(threading.Thread):
@@ -226,11 +152,9 @@ def main() -> None:
     steps: dict[str, Any] = {"failed": "", "imports": time.process_time()}
     with tempfile.TemporaryDirectory(prefix="rails-") as name:
         folder = Path(name)
-        authority.make_authority(folder / "pki", days=1)
-        for node, address in ADDRESSES.items():
-            identity = NodeIdentity(node, "moe", address)
-            authority.issue(folder / "pki", identity, 1, folder / "pki")
-        agents = [Agent(node, folder) for node in ADDRESSES]
+        agents = [Agent(node, folder, spec(node), ADDRESSES) for node in ADDRESSES]
+        for agent in agents:
+            agent.start()
         try:
             play(agents, steps)
         except TimeoutError as error:

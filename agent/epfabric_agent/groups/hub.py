@@ -16,6 +16,7 @@ from typing import Protocol
 from epfabric_agent.groups.bounds import UID_BYTES
 from epfabric_agent.groups.context import NodeContext, PartContext
 from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.groups.local_rank import LocalRank
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.part import Part
 from epfabric_agent.groups.state import GroupState, Limits
@@ -95,6 +96,9 @@ class Hub:
     @property
     def parts(self) -> dict[str, Part]:
         return self._parts
+
+    def ranks(self) -> list[LocalRank]:
+        return [local for part in self._parts.values() for local in part.ranks.values()]
 
     def living(self) -> tuple[str, ...]:
         """Groups that end if this agent does: with ranks here, or coordinated here. Sorted."""

@@ -70,7 +70,6 @@ class LocalRank:
     failure: str = ""
     serving: bool = False
     """Masked and closed, but its first proxy serves the node's barriers until the epoch ends."""
-    cpus: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     """The nodes of its epoch, as the core numbers them."""
     answer: asyncio.Future[messages.Reply] | None = field(default=None, repr=False)

@@ -99,9 +99,9 @@ def _conditions(facts: Facts, generation: int | None, now: str) -> list[Conditio
             "or share a CPU; give the agent's pod more CPUs or lower spec.proxies.perGPU"
         )
         constrained = condition("CPUConstrained", True, "TooFewCPUs", text)
-    local = condition("ProxiesLocal", True, "Local", "proxies run on their GPU's NUMA node")
+    local = condition("ProxiesLocal", True, "Local", "proxies are near their memory")
     if not facts.local:
-        text = "some proxies run on another NUMA node than their GPU"
+        text = "some proxies run on another NUMA node than the one with their session's memory"
         local = condition("ProxiesLocal", False, "Remote", text)
     degraded = condition("Degraded", False, "AsWanted", "the node serves as its spec says")
     if facts.behind:

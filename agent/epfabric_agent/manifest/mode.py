@@ -21,7 +21,7 @@ from epfabric_agent.runtime import Runtime
 from epfabric_agent.topology.machine import Machine
 
 NAMESPACE = "local"
-LOOK_S = 30.0
+LOOK_S = 10.0
 _log = logging.getLogger(__name__)
 
 

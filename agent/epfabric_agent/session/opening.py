@@ -38,6 +38,8 @@ async def open_session(
     check(hello)
     last_epoch = await current.hub.last_epoch(pod) if hello.rank == 0 else 0
     await current.hub.ended(pod, hello.rank)
+    # A pod that gets CPUs of its own takes them from the others' just before it starts.
+    await current.cpus.look()
     try:
         services = await current.services()
     except Unserved as error:
@@ -120,18 +122,12 @@ def make_rank(
     services: Services,
     grant: Grant,
 ) -> LocalRank:
-    sample = next(services.samples)
-    settings = services.settings
-    placement = services.ledger.take(
-        sample,
-        settings.proxies.per_gpu,
-        services.cpus(),
-        numa=None,
-        strict=settings.proxies.numa == "Strict",
-    )
+    wanted = services.settings.proxies
+    ledger = services.cpus.ledger
+    sample = services.cpus.take(wanted.per_gpu, strict=wanted.numa == "Strict")
 
     def release() -> None:
-        services.ledger.give_back(sample)
+        ledger.give_back(sample)
         services.quota.release(grant)
         services.quota.close_session(pod)
 
@@ -146,9 +142,8 @@ def make_rank(
         ),
         on_trial=lambda ranks: connection.tell(messages.Trial(ranks=ranks)),
         release=release,
-        shrink=lambda: services.ledger.keep_first(sample),
+        shrink=lambda: ledger.keep_first(sample),
         hung_up=connection.hung_up,
-        cpus=placement.cpus,
     )
 
 
@@ -156,6 +151,7 @@ async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes:
     from epfabric_agent._native import NativeError
 
     settings = services.settings
+    cpus = list(services.cpus.ledger.cpus_of(local.sample))
 
     def call() -> None:
         local.native = services.core.open_session(
@@ -165,7 +161,7 @@ async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes:
             rings=settings.rings,
             depth=settings.fifo.depth,
             signals=settings.fifo.signals,
-            cpus=list(local.cpus),
+            cpus=cpus,
             max_inflight=services.quota.inflight(pod) or 0,
             quota_bytes=min(settings.memory.per_pod_bytes, limits.REGION_SPACE_BYTES),
         )

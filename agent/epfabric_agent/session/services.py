@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from epfabric_crds import Settings
 
 from epfabric_agent.groups.hub import Hub
+from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
-from epfabric_agent.topology.cpus import CpuLedger, Cpus
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
@@ -29,11 +28,9 @@ class Services:
     hub: Hub
     quota: Quota
     room: Room
-    ledger: CpuLedger
-    cpus: Callable[[], Cpus]
+    cpus: ProxyCpus
     changed: Callable[[], None]
     cordon: str = ""  # why no session of a group that is not here yet is admitted
-    samples: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class Current(Protocol):
@@ -45,6 +42,9 @@ class Current(Protocol):
     @property
     def serving(self) -> bool:
         """Whether a connection is worth being accepted."""
+
+    @property
+    def cpus(self) -> ProxyCpus: ...
 
     async def services(self) -> Services:
         """Waits while the core is being replaced; else returns at once, without a pause.

@@ -17,12 +17,17 @@ _NODE = re.compile(r"node(\d+)")
 
 def find_cpus(machine: Machine) -> Cpus:
     numa_of: dict[int, int] = {}
-    for node in numa_nodes(machine):
-        for cpu in parse_cpus(text(_nodes(machine) / f"node{node}" / "cpulist")):
-            numa_of[cpu] = node
+    distances: dict[tuple[int, int], int] = {}
+    nodes = numa_nodes(machine)
+    for node in nodes:
+        folder = _nodes(machine) / f"node{node}"
+        numa_of |= dict.fromkeys(parse_cpus(text(folder / "cpulist")), node)
+        row = text(folder / "distance").split()
+        if len(row) == len(nodes) and all(d.isdecimal() for d in row):
+            distances |= {(node, other): int(d) for other, d in zip(nodes, row, strict=True)}
     online = parse_cpus(text(machine.sys / "devices/system/cpu/online"))
     sets = (online, machine.affinity(), cgroup_cpus(machine))
-    return Cpus(usable(sets), numa_of)
+    return Cpus(usable(sets), numa_of, distances)
 
 
 def numa_nodes(machine: Machine) -> tuple[int, ...]:

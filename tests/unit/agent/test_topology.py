@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+from epfabric_agent.topology.cpus import place
 from epfabric_agent.topology.discover import with_nics
 from epfabric_agent.topology.gpus import find_gpus
 from epfabric_agent.topology.machine import Machine
@@ -55,6 +56,16 @@ def test_cpus_are_those_of_the_innermost_cpuset_version_2(tmp_path: Path) -> Non
     assert cpus.usable == (2, 3, 4, 5)
     assert [cpus.numa_of[cpu] for cpu in cpus.usable] == [0, 0, 1, 1]
     assert cpus.text() == "2-5"
+
+
+def test_the_nearest_numa_node_is_the_one_that_the_firmware_calls_so(tmp_path: Path) -> None:
+    files = {f"sys/devices/system/node/node{n}/cpulist": f"{2 * n}-{2 * n + 1}" for n in range(4)}
+    for node, row in enumerate(("10 30 20 30", "30 10 30 20", "20 30 10 30", "30 20 30 10")):
+        files[f"sys/devices/system/node/node{node}/distance"] = row
+    cpus = find_cpus(machine(tmp_path, files))
+    assert place(2, cpus, {2, 3}, numa=1, strict=False).cpus == (6, 7)
+    (tmp_path / "sys/devices/system/node/node1/distance").write_text("10 what")
+    assert place(2, find_cpus(machine(tmp_path, {})), {2, 3}, numa=1, strict=False).cpus == (0, 1)
 
 
 def test_cpus_are_those_of_the_cpuset_version_1(tmp_path: Path) -> None:
