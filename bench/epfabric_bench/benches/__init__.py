@@ -9,6 +9,7 @@ from . import (
     fifo,
     flow,
     gpu_fifo,
+    idle,
     joining,
     low_latency,
     proxy,
@@ -23,6 +24,7 @@ BENCHES: dict[str, Bench] = {
     for bench in (
         fifo.BENCH,
         proxy.BENCH,
+        idle.BENCH,
         barrier.BENCH,
         transport.BENCH,
         verbs.BENCH,
