@@ -85,7 +85,7 @@ struct Link {
   uint64_t broken_ns = 0;           // when it broke
   uint64_t met_ns = 0;              // last look for the peer
   uint64_t order = 0;               // of the next operation
-  std::vector<Operation*> journal;  // to send again; nullptr: the peer has it
+  std::vector<Operation*> journal;  // to send again
   size_t replayed = 0;
   std::unique_ptr<Gate> gate;  // unordered: `posted` and `delivered` are its sequences
 };

@@ -4,12 +4,11 @@
 // A link's operations are posted in order and complete in order. When the connection breaks, those
 // under way fail: each of them may have been done at the peer or not. Both ends then sever the old
 // connection, so that nothing of it arrives any more, and tell each other with the new one how many
-// records they have taken. A record that was taken is not sent again, nor is a write whose signal
-// (the next record of its ring) was: its destination may be in use again. All others are.
+// records they have taken. A record that was taken is not sent again, nor is a write before it,
+// which was there before the record was: its destination may be in use again. All others are.
 #pragma once
 
 #include <algorithm>
-#include <array>
 
 #include "remote_transport.h"
 
@@ -107,17 +106,12 @@ void RemoteTransport<E>::collect(Link& link)
   }
   std::sort(link.journal.begin(), link.journal.end(),
             [](const Operation* a, const Operation* b) { return a->order < b->order; });
-  std::array<bool, kMaxRings> taken{};  // the next record of the ring
+  bool taken = false;  // a later record; whatever its ring: the connection kept the order
   for (size_t i = link.journal.size(); i-- > 0;) {
     Operation* operation = link.journal[i];
-    bool done = false;
-    if (operation->record != kNoRecord) {
-      done = operation->record < link.outbox.acknowledged();
-      if (operation->ring != nullptr) taken[operation->ring->index()] = done;
-    } else if (operation->kind == Operation::Kind::kPart) {
-      done = taken[operation->ring->index()];
-    }
-    if (!done) continue;
+    const bool record = operation->record != kNoRecord;
+    taken = taken || (record && operation->record < link.outbox.acknowledged());
+    if (!taken || (!record && operation->kind != Operation::Kind::kPart)) continue;
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
     link.journal[i] = nullptr;
@@ -128,9 +122,9 @@ template <Endpoint E>
 std::string RemoteTransport<E>::replay(Link& link)
   requires Mending<E>
 {
+  std::erase(link.journal, nullptr);
   for (; link.replayed < link.journal.size(); ++link.replayed) {
     Operation* operation = link.journal[link.replayed];
-    if (operation == nullptr) continue;
     const ssize_t result = post_again(link, operation);
     if (result == -EAGAIN) return "";
     if (result != 0)

@@ -69,21 +69,32 @@ std::string turn_until(Group& group, OrderChecker& checker, const Course& course
   return "";
 }
 
-// What is wrong, or "".
+// The same, until `posts` operations were posted.
 template <class Group, class Network>
-std::string play(Group& group, const Network& network, OrderChecker& checker,
-                 const Course& course) {
-  std::string fault = turn_until(group, checker, course, [&] {
+std::string post_until(Group& group, const Network& network, OrderChecker& checker,
+                       const Course& course, uint64_t posts) {
+  return turn_until(group, checker, course, [&] {
     for (int i = 0; i < 4; ++i) checker.push();
-    return network.posted() >= course.posts;
+    return network.posted() >= posts;
   });
-  if (!fault.empty()) return fault;
-  fault = turn_until(group, checker, course, [&] {
+}
+
+// The same, until all that was begun has come to an end.
+template <class Group>
+std::string end_all(Group& group, OrderChecker& checker, const Course& course) {
+  const std::string fault = turn_until(group, checker, course, [&] {
     checker.finish_barriers();
     return checker.all_completed() && checker.barriers_even() && checker.all_signalled();
   });
   checker.look_at_places();
   return fault.empty() ? checker.fault() : fault;
+}
+
+template <class Group, class Network>
+std::string play(Group& group, const Network& network, OrderChecker& checker,
+                 const Course& course) {
+  const std::string fault = post_until(group, network, checker, course, course.posts);
+  return fault.empty() ? end_all(group, checker, course) : fault;
 }
 
 }  // namespace epfabric::test

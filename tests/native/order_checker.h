@@ -43,12 +43,15 @@ struct OrderDomain {
   std::array<uint64_t, kWords> pushed{};        // what the words will be
   std::array<uint64_t, kWords> value{};         // what they are
   std::array<std::deque<Said>, kWords> said{};  // values that the words will have, in order
+  // A word in the destination's memory that each ADD makes one more.
+  uint64_t added = 0, grown = 0;
+  std::deque<Said> added_after{};
 };
 
 class OrderChecker {
  public:
   struct Rules {
-    uint32_t signal_percent = 40, drain_percent = 3, barrier_per_mille = 2;
+    uint32_t signal_percent = 40, add_percent = 8, drain_percent = 3, barrier_per_mille = 2;
     uint32_t most_units = kPlaceUnits;
     uint32_t run_percent = 10;  // pushes of several WRITEs that are neighbours on both sides
   };
@@ -72,18 +75,19 @@ class OrderChecker {
     }
   }
   static uint64_t region_bytes(uint32_t world, uint32_t rings) {
-    return uint64_t{2} * world * rings * kAreaUnits * kUnitBytes;
+    return uint64_t{world} * rings * (2 * kAreaUnits * kUnitBytes + kWordBytes);
   }
 
   // A random command on a random ring, if there is room.
   void push() {
     const uint32_t rank = draw(world_), ring = draw(rings_);
     Pod& pod = pods_[rank];
-    if (pod.in_barrier) return;
+    if (pod.in_barrier || pod.forgotten) return;
     if (barriers_begun_ > pod.barriers || draw(1000) < rules_.barrier_per_mille)
       return push_barrier(rank);
     if (draw(100) < rules_.drain_percent) return push_drain(rank, ring);
     const uint32_t to = draw(world_);
+    if (draw(100) < rules_.add_percent) return push_add(rank, ring, to);
     if (draw(100) >= rules_.run_percent) return push_write(rank, ring, to, false);
     for (uint32_t i = 2 + draw(9); i > 0; --i) push_write(rank, ring, to, true);
   }
@@ -92,34 +96,56 @@ class OrderChecker {
     for (uint32_t to = 0; to < world_; ++to) entry.writes.push_back(domain(rank, ring, to).writes);
     add(rank, ring, pack_drain(pods_[rank].rings[ring].producer.head), std::move(entry));
   }
+  // Whose taking effect says, like a signal, that the writes before it are there.
+  void push_add(uint32_t rank, uint32_t ring, uint32_t to) {
+    OrderDomain& flow = domain(rank, ring, to);
+    Slot slot{};
+    pack_atomic(Op::kAdd, to, word_offset(rank, ring) / kWordBytes, 1, slot);
+    if (!add(rank, ring, slot, {Op::kAdd, {}})) return;
+    flow.added += 1;
+    flow.added_after.push_back({flow.added, flow.writes});
+  }
+  // Nothing is expected of this rank any more, nor of what is written to it.
+  void forget(uint32_t rank) { pods_[rank].forgotten = true; }
+  bool completed(uint32_t rank) const {
+    const std::vector<RingModel>& rings = pods_[rank].rings;
+    return std::all_of(rings.begin(), rings.end(),
+                       [](const RingModel& ring) { return ring.entries.empty(); });
+  }
   uint64_t commands() const { return commands_; }
 
   // Looks at everything; what is wrong stands in fault() from then on.
   void look() {
     for (uint32_t rank = 0; rank < world_; ++rank) {
+      if (pods_[rank].forgotten) continue;
       look_at_signals(rank);
       for (uint32_t ring = 0; ring < rings_; ++ring) look_at_completed(rank, ring);
     }
   }
   bool all_completed() const {
-    return std::all_of(pods_.begin(), pods_.end(), [](const Pod& pod) {
-      return std::all_of(pod.rings.begin(), pod.rings.end(),
-                         [](const RingModel& ring) { return ring.entries.empty(); });
-    });
+    for (uint32_t rank = 0; rank < world_; ++rank) {
+      if (!pods_[rank].forgotten && !completed(rank)) return false;
+    }
+    return true;
   }
   bool all_signalled() const {
-    return std::all_of(domains_.begin(), domains_.end(),
-                       [](const OrderDomain& domain) { return domain.value == domain.pushed; });
+    for (size_t i = 0; i < domains_.size(); ++i) {
+      const OrderDomain& flow = domains_[i];
+      if (pods_[i % world_].forgotten || pods_[i / world_ / rings_].forgotten) continue;
+      if (flow.value != flow.pushed || flow.grown != flow.added) return false;
+    }
+    return true;
   }
   // Ranks that have entered fewer barriers than others enter theirs.
   void finish_barriers() {
     for (uint32_t rank = 0; rank < world_; ++rank) {
-      if (!pods_[rank].in_barrier && pods_[rank].barriers < barriers_begun_) push_barrier(rank);
+      const Pod& pod = pods_[rank];
+      if (!pod.forgotten && !pod.in_barrier && pod.barriers < barriers_begun_) push_barrier(rank);
     }
   }
   bool barriers_even() const {
     return std::all_of(pods_.begin(), pods_.end(), [this](const Pod& pod) {
-      return !pod.in_barrier && pod.barriers == barriers_begun_;
+      return pod.forgotten || (!pod.in_barrier && pod.barriers == barriers_begun_);
     });
   }
   uint64_t barriers() const { return barriers_begun_; }
@@ -155,6 +181,7 @@ class OrderChecker {
     std::vector<RingModel> rings;
     uint64_t barriers = 0;
     bool in_barrier = false;
+    bool forgotten = false;
   };
 
   uint32_t draw(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
@@ -171,6 +198,11 @@ class OrderChecker {
   uint32_t source_unit(uint32_t ring, uint32_t to, uint64_t number) const {
     return (world_ * rings_ + ring * world_ + to) * kAreaUnits +
            static_cast<uint32_t>(number % kPlaces) * kPlaceUnits;
+  }
+  // Behind all places.
+  uint64_t word_offset(uint32_t from, uint32_t ring) const {
+    return uint64_t{2} * world_ * rings_ * kAreaUnits * kUnitBytes +
+           (uint64_t{from} * rings_ + ring) * kWordBytes;
   }
   void wrong(const std::string& what) {
     if (fault_.empty()) fault_ = what;
@@ -242,6 +274,7 @@ class OrderChecker {
 
   // The first `until` writes of the domain have to be there.
   void require(uint32_t from, uint32_t ring, uint32_t to, uint64_t until, const std::string& why) {
+    if (pods_[from].forgotten || pods_[to].forgotten) return;
     OrderDomain& flow = domain(from, ring, to);
     for (; flow.seen < until; ++flow.seen) {
       const uint64_t number = flow.seen + 1;
@@ -259,6 +292,7 @@ class OrderChecker {
   static Unit taken_unit(uint64_t number) { return {~number, ~uint64_t{0}}; }
   // Before a later write takes the place of this one, and at the end.
   void require_untouched(uint32_t from, uint32_t ring, uint32_t to, uint64_t number) {
+    if (pods_[from].forgotten || pods_[to].forgotten) return;
     const Unit* at = &units(to)[target_unit(from, ring, number)];
     const Unit kept = taken_unit(number);
     for (uint32_t i = 0; i < domain(from, ring, to).units[number % kPlaces]; ++i) {
@@ -271,8 +305,10 @@ class OrderChecker {
 
   void look_at_signals(uint32_t rank) {
     for (uint32_t from = 0; from < world_; ++from) {
+      if (pods_[from].forgotten) continue;
       for (uint32_t ring = 0; ring < rings_; ++ring) {
         OrderDomain& flow = domain(from, ring, rank);
+        look_at_adds(from, ring, rank);
         for (uint32_t word = 0; word < kWords; ++word) {
           const uint64_t now =
               platform::load_acquire(sessions_[rank]->segments().signal(from, ring, word));
@@ -287,6 +323,18 @@ class OrderChecker {
           said.pop_front();
         }
       }
+    }
+  }
+
+  void look_at_adds(uint32_t from, uint32_t ring, uint32_t rank) {
+    OrderDomain& flow = domain(from, ring, rank);
+    const uint64_t now = platform::load_acquire(reinterpret_cast<const uint64_t*>(
+        sessions_[rank]->regions()[0].memory.data() + word_offset(from, ring)));
+    if (now == flow.grown) return;
+    if (now < flow.grown || now > flow.added) return wrong("an ADD was done twice");
+    for (; flow.grown < now; ++flow.grown) {
+      require(from, ring, rank, flow.added_after.front().writes, "an ADD was done");
+      flow.added_after.pop_front();
     }
   }
 
@@ -312,7 +360,8 @@ class OrderChecker {
     Pod& pod = pods_[rank];
     pod.in_barrier = false;
     for (const Pod& other : pods_) {
-      if (other.barriers < pod.barriers) return wrong("a rank left a barrier before all entered");
+      if (!other.forgotten && other.barriers < pod.barriers)
+        return wrong("a rank left a barrier before all entered");
     }
     const auto& covered = covered_.of(pod.barriers);
     for (uint32_t from = 0; from < world_; ++from) {
