@@ -19,7 +19,7 @@ struct Limits {
   uint32_t inflight = 256;  // operations per destination rank and proxy
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
-  uint32_t tries = 3;  // to make a broken connection that then carries something
+  uint32_t tries = 3;  // connections made anew that carry nothing of what they had to
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
   bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
   Joining joining{};
@@ -80,7 +80,7 @@ struct Link {
   Pace pace;
   bool broken = false;  // for good
   Mend mend = Mend::kWhole;
-  uint32_t tries = 0;               // to make it anew, since it carried something
+  uint32_t tries = 0;               // new ones that had to carry something and did not
   uint32_t held = 0;                // operations that failed
   uint64_t broken_ns = 0;           // when it broke
   uint64_t met_ns = 0;              // last look for the peer

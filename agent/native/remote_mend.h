@@ -61,10 +61,15 @@ template <Endpoint E>
 std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
   requires Mending<E>
 {
+  if (now_ns_ > link.broken_ns + limits_.stall_ns) {
+    return "its connection broke (" + endpoint_.broken_by(link.peer) +
+           ") and could not be made again in " + std::to_string(limits_.stall_ns / 1'000'000) +
+           " ms";
+  }
   switch (link.mend) {
     case Mend::kBroken:
       if (link.held != link.inflight) return "";  // the others fail too, by and by
-      if (link.tries++ == limits_.tries)
+      if (link.tries >= limits_.tries)
         return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
       endpoint_.sever(link.peer);
       link.mend = Mend::kSevered;
@@ -84,6 +89,7 @@ std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
       if (!link.outbox.acknowledge(endpoint_.taken(link.peer)))
         return "it took records that were never sent";
       collect(link);
+      link.tries += link.journal.empty() ? 0 : 1;
       link.mend = Mend::kReplaying;
       [[fallthrough]];
     case Mend::kReplaying:
@@ -116,13 +122,13 @@ void RemoteTransport<E>::collect(Link& link)
     give_back(operation);
     link.journal[i] = nullptr;
   }
+  std::erase(link.journal, nullptr);
 }
 
 template <Endpoint E>
 std::string RemoteTransport<E>::replay(Link& link)
   requires Mending<E>
 {
-  std::erase(link.journal, nullptr);
   for (; link.replayed < link.journal.size(); ++link.replayed) {
     Operation* operation = link.journal[link.replayed];
     const ssize_t result = post_again(link, operation);
@@ -137,7 +143,7 @@ std::string RemoteTransport<E>::replay(Link& link)
   link.journal.clear();
   link.mend = Mend::kWhole;
   count_.mended.add(1);
-  link.progress_ns = now_ns_;
+  link.progress_ns = link.answered_ns = now_ns_;
   link.busy_since_ns = 0;
   return "";
 }

@@ -250,9 +250,11 @@ void RemoteTransport<E>::watch(Lose&& lose) {
       if (Unordered<E>) end_waits(*link, UINT64_MAX);
       continue;
     }
-    const bool waits = link->inflight > 0 && now_ns_ > link->progress_ns + limits_.stall_ns;
-    const bool asked = link->atomics > 0 && now_ns_ > link->answered_ns + limits_.stall_ns;
-    const bool busy = link->busy_since_ns != 0 && now_ns_ > link->busy_since_ns + limits_.stall_ns;
+    // One that is being made anew has a bound of its own.
+    const uint64_t late_ns = link->mend == Mend::kWhole ? now_ns_ : 0;
+    const bool waits = link->inflight > 0 && late_ns > link->progress_ns + limits_.stall_ns;
+    const bool asked = link->atomics > 0 && late_ns > link->answered_ns + limits_.stall_ns;
+    const bool busy = link->busy_since_ns != 0 && late_ns > link->busy_since_ns + limits_.stall_ns;
     if (const std::string& fault = endpoint_.fault(link->peer); !fault.empty()) {
       lose(link->rank, fault);
     } else if (link->error != 0) {
@@ -277,17 +279,14 @@ void RemoteTransport<E>::mend(bool quiet, Lose&& lose)
   while (endpoint_.next_broken(peer)) start_mending(peer);
   for (size_t i = 0; i < mending_.size();) {
     Link& link = *mending_[i];
-    std::string why = mend_link(link, quiet);
-    if (why.empty() && link.mend != Mend::kWhole && now_ns_ > link.broken_ns + limits_.stall_ns) {
-      why = "its connection broke (" + endpoint_.broken_by(link.peer) +
-            ") and could not be made again in " + std::to_string(limits_.stall_ns / 1'000'000) +
-            " ms";
+    // What a journal of others names was given back, or will be.
+    bool given_up = link.broken || epoch_->gone(link.rank);
+    if (!given_up) {
+      const std::string why = mend_link(link, quiet);
+      given_up = link.broken = !why.empty();
+      if (given_up) lose(link.rank, why);
     }
-    if (!why.empty()) {
-      link.broken = true;
-      lose(link.rank, why);
-    }
-    if (!link.broken && !epoch_->gone(link.rank) && link.mend != Mend::kWhole) {
+    if (!given_up && link.mend != Mend::kWhole) {
       ++i;
       continue;
     }

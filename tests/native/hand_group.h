@@ -1,6 +1,6 @@
 // A group whose proxies share one network of this process and are moved by hand, by one thread, in
-// random order and in a time of their own; for unordered_test.cc and benches. Only while a session
-// is opened, joined or closed do the proxies' own threads move them.
+// random order and in a time of their own; for unordered_test.cc, mend_test.cc and benches. Only
+// while a session is opened, joined or closed do the proxies' own threads move them.
 #pragma once
 
 #include <fcntl.h>
@@ -32,6 +32,7 @@ struct HandShape {
   uint32_t signals = 2;
   uint64_t region_bytes = 1 << 20;
   Limits limits{};
+  bool mask = false;  // a lost rank ends no epoch
 };
 
 // `Network` has at(now_ns), stop(); an E is made from a reference to it.
@@ -53,9 +54,9 @@ class HandGroup {
           blobs[rank] = blob(rank);
         }
       }
-      epochs.push_back(std::make_shared<Epoch>(EpochPlan{1, 1, 0, kGroupLimitNs, shape.nodes},
-                                               std::move(local), std::move(blobs),
-                                               std::make_shared<BarrierStats>(3), events));
+      epochs.push_back(std::make_shared<Epoch>(
+          EpochPlan{1, 1, 0, kGroupLimitNs, shape.nodes, shape.mask}, std::move(local),
+          std::move(blobs), std::make_shared<BarrierStats>(3), events));
     }
     for (const auto& epoch : epochs) {
       for (const auto& session : epoch->sessions()) session->join_epoch(epoch);

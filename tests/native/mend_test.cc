@@ -53,6 +53,11 @@ Outcome run(uint64_t seed) {
           network.late(), checker.barriers(), joined(group)};
 }
 
+// Some turns.
+std::string pass(Group& group, OrderChecker& checker, int turns) {
+  return turn_until(group, checker, kCourse, [&turns] { return turns-- == 0; });
+}
+
 }  // namespace
 
 TEST_CASE("connections that break are made anew, and nothing is lost, repeated or late") {
@@ -82,4 +87,36 @@ TEST_CASE("connections that break are made anew, and nothing is lost, repeated o
   CHECK(total.late > 0);
   CHECK(total.barriers > seeds);
   CHECK(total.joined > total.posted / 50);
+}
+
+TEST_CASE("a connection that has nothing to carry may break more often than tries allow") {
+  RcNetwork network(seed(), {});
+  Group group(HandShape{}, seed(), network);
+  OrderChecker checker(group.sessions(), seed(), {});
+  for (uint32_t i = 0; i < 10; ++i) {
+    network.break_all();
+    REQUIRE(turn_until(group, checker, kCourse, [&] { return network.all_met(); }) == "");
+  }
+  Course course = kCourse;
+  course.posts = network.posted() + 200;
+  CHECK(play(group, network, checker, course) == "");
+}
+
+TEST_CASE(
+    "the time in which a connection is made anew is none in which an ATOMIC is not answered") {
+  const HandShape shape;
+  RcNetwork network(seed(), {});
+  Group group(shape, seed(), network);
+  OrderChecker checker(group.sessions(), seed(), {});
+  network.rules.still = true;
+  checker.push_add(0, 0, 1);
+  const uint64_t before = network.posted();
+  REQUIRE(turn_until(group, checker, kCourse, [&] { return network.posted() > before; }) == "");
+  group.pass_time(shape.limits.stall_ns / 10 * 6);
+  network.break_all();
+  REQUIRE(pass(group, checker, 100) == "");
+  group.pass_time(shape.limits.stall_ns / 10 * 6);
+  REQUIRE(pass(group, checker, 100) == "");
+  network.rules.still = false;
+  CHECK(end_all(group, checker, kCourse) == "");
 }

@@ -32,6 +32,7 @@ struct RcRules {
   uint32_t give_up_one_in = 200;  // steps until an end sees that its peer does not answer
   size_t queue = 64;              // writes of one connection under way
   uint64_t max_bytes = 512;
+  bool still = false;  // nothing moves, and nobody meets
 };
 
 class RcEndpoint;
@@ -46,6 +47,8 @@ class RcNetwork {
   uint64_t posted() const { return posted_; }
   uint64_t breaks() const { return breaks_; }
   uint64_t done_unanswered() const { return done_unanswered_; }  // writes whose answer was lost
+  inline void break_all();                                       // every connection, at both ends
+  inline bool all_met() const;
   uint64_t late() const { return late_; }  // writes that arrived after their connection had broken
 
  private:
@@ -83,7 +86,7 @@ class RcEndpoint {
   }
   void meet() {
     for (End& end : ends_) {
-      if (end.alive && !end.link.met()) greet(end);
+      if (end.alive && !end.link.met() && !network_.rules.still) greet(end);
     }
   }
   bool met(PeerIndex peer) const { return ends_[peer].alive && ends_[peer].link.met(); }
@@ -254,8 +257,11 @@ class RcEndpoint {
       network_.late_ += 1;
       return;
     }
-    if (!end.alive || end.failed || end.flights.empty()) return;
-    if (network_.one_in(network_.rules.break_one_in)) return fail(end);
+    if (!end.alive || end.failed) return;
+    const bool idle = end.flights.empty();
+    if ((!idle || network_.one_in(16)) && network_.one_in(network_.rules.break_one_in))
+      return fail(end);
+    if (idle) return;
     const bool answers = other != nullptr && other->alive && !other->failed &&
                          other->link.seen == end.link.generation && other->incoming.empty();
     if (!answers) {
@@ -290,11 +296,26 @@ class RcEndpoint {
 static_assert(agent::Mending<RcEndpoint>);
 
 void RcNetwork::step() {
-  if (stopped_) return;
+  if (stopped_ || rules.still) return;
   for (int i = 0; i < 2; ++i) {
     RcEndpoint& endpoint = *endpoints_[random_() % endpoints_.size()];
     if (!endpoint.ends_.empty()) endpoint.step(endpoint.ends_[random_() % endpoint.ends_.size()]);
   }
+}
+
+void RcNetwork::break_all() {
+  for (RcEndpoint* endpoint : endpoints_) {
+    for (RcEndpoint::End& end : endpoint->ends_) endpoint->fail(end);
+  }
+}
+
+bool RcNetwork::all_met() const {
+  for (const RcEndpoint* endpoint : endpoints_) {
+    for (PeerIndex i = 0; i < endpoint->ends_.size(); ++i) {
+      if (!endpoint->met(i) || endpoint->ends_[i].failed) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace epfabric::test
