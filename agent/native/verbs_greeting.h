@@ -39,9 +39,9 @@ struct Greeting {
   Token to{}, from{};
   uint32_t queue = 0;         // the sender's queue pair for this link
   uint32_t psn = 0;           // its first packet
-  uint32_t generation = 0;    // of that queue pair, from 1
-  uint32_t seen = 0;          // generation that the sender is ready to receive from; 0 = none
-  uint32_t acknowledged = 0;  // of the sender's own, that it knows the receiver to be ready for
+  uint32_t generation = 0;    // of the connection, from 1: both ends' queue pairs have the same
+  uint32_t seen = 0;          // the same, once the sender is ready to receive from it; else 0
+  uint32_t acknowledged = 0;  // the same, once the sender knows the receiver to be ready; else 0
   uint32_t taken = 0;         // records that the sender has taken
 };
 static_assert(sizeof(Greeting) == 64);
@@ -68,9 +68,8 @@ inline VerbsAddress verbs_address(std::span<const std::byte> bytes) {
 // One end of a link, as far as greetings go.
 struct Acquaintance {
   uint32_t generation = 1;
-  uint32_t known = 0;         // the peer's generation of the connection before
-  uint32_t seen = 0;          // the peer's generation that the own queue pair is connected to
-  uint32_t acknowledged = 0;  // the own generation that the peer is ready to receive from
+  uint32_t seen = 0;          // the generation, once the own queue pair is connected
+  uint32_t acknowledged = 0;  // the generation, once the peer is known to be ready to receive
 
   // Writes may be posted. Before, the peer would not answer them.
   bool met() const { return seen != 0 && acknowledged == generation; }
@@ -80,18 +79,19 @@ enum class Answer : uint8_t {
   kNothing,
   kConnect,   // to the queue pair that it names, then answer
   kRepeat,    // it does not know yet that we are ready
-  kConflict,  // it has a newer queue pair than the one that we are connected to
+  kConflict,  // the peer has gone on to a later connection than the one that we have
 };
 
 // Of the connection after this one.
-constexpr Acquaintance again(const Acquaintance& link) {
-  return {link.generation + 1, std::max(link.known, link.seen), 0, 0};
-}
+constexpr Acquaintance again(const Acquaintance& link) { return {link.generation + 1, 0, 0}; }
 
-// Takes note of a greeting that is meant for this link.
+// Takes note of a greeting that is meant for this link. Only queue pairs of the same generation are
+// connected, so that neither end takes an older one's for the present one. Who is behind goes on to
+// the other's: with a queue pair that was never connected, and has carried nothing, at once.
 inline Answer hear(Acquaintance& link, const Greeting& greeting) {
-  if (greeting.generation <= link.known || greeting.generation < link.seen) return Answer::kNothing;
-  if (link.seen != 0 && greeting.generation != link.seen) return Answer::kConflict;
+  if (greeting.generation < link.generation) return Answer::kNothing;
+  if (greeting.generation > link.generation && link.seen != 0) return Answer::kConflict;
+  if (greeting.generation > link.generation) link = {greeting.generation, 0, 0};
   if (greeting.seen == link.generation) link.acknowledged = greeting.seen;
   if (link.seen == 0) return Answer::kConnect;
   return greeting.acknowledged == greeting.generation ? Answer::kNothing : Answer::kRepeat;

@@ -126,6 +126,62 @@ TEST_CASE("a peer with another queue pair than the one that is connected is a co
   CHECK(hear(link, greeting) == Answer::kConflict);
 }
 
+// Greetings come late, in any order and more than once; either end breaks whenever it likes.
+TEST_CASE("a greeting of an older try is not taken for one of the present") {
+  std::mt19937_64 random(epfabric::test::seed());
+  for (int run = 0; run < 2000; ++run) {
+    Side sides[2];
+    struct {
+      uint64_t own = 0, others = 0;  // which queue pair is there, and which one it is connected to
+    } pairs[2];
+    struct Late {
+      int from;
+      uint64_t pair;
+      Greeting greeting;
+    };
+    std::vector<Late> network;
+    uint64_t made = 0;
+    int breaks = 0, conflicts = 0, left = static_cast<int>(random() % 8);
+    const auto remake = [&](int side) {
+      sides[side].link = again(sides[side].link);
+      pairs[side] = {++made, 0};
+    };
+    for (int side : {0, 1}) pairs[side] = {++made, 0};
+    const auto met = [&] { return sides[0].link.met() && sides[1].link.met(); };
+    for (int turn = 0; left > 0 || !met(); ++turn) {
+      REQUIRE(turn < 100'000);
+      const int side = static_cast<int>(random() % 2);
+      if (left > 0 && random() % 20 == 0) {
+        left -= 1;
+        breaks += 1;
+        remake(side);
+      } else if (random() % 3 == 0) {
+        network.push_back({side, pairs[side].own, sides[side].says()});
+      } else if (!network.empty()) {
+        const size_t which = random() % network.size();
+        const Late late = network[which];
+        if (random() % 4 != 0) network.erase(network.begin() + static_cast<ptrdiff_t>(which));
+        const int to = 1 - late.from;
+        Acquaintance& link = sides[to].link;
+        const Answer answer = hear(link, late.greeting);
+        if (answer == Answer::kConflict) {
+          conflicts += 1;
+          remake(to);
+        }
+        if (answer == Answer::kConnect) {
+          link.seen = late.greeting.generation;
+          pairs[to].others = late.pair;
+        }
+      }
+      if (met()) {
+        REQUIRE(pairs[0].others == pairs[1].own);
+        REQUIRE(pairs[1].others == pairs[0].own);
+      }
+    }
+    CHECK(conflicts <= breaks);
+  }
+}
+
 TEST_CASE("an address that verbs did not make is refused") {
   VerbsAddress address;
   address.mtu = IBV_MTU_4096;

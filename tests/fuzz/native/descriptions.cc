@@ -53,16 +53,18 @@ void acquaintance(Input& input) {
     if (input.get<uint8_t>() % 8 == 7) {
       link = again(link);
       require(link.generation == before.generation + 1 && !link.met(), "it is to meet again");
-      require(link.known >= before.seen, "an old queue pair is never met again");
       continue;
     }
     const auto greeting = input.get<Greeting>();
     const Answer answer = hear(link, greeting);
     if (answer == Answer::kConnect) {
-      require(before.seen == 0 && greeting.generation > before.known, "one connection at a time");
+      require(before.seen == 0, "one connection at a time");
+      require(greeting.generation == link.generation, "both ends' are of one generation");
       link.seen = greeting.generation;
     }
-    require(link.generation == before.generation, "the peer does not count our queue pairs");
+    require(link.generation >= before.generation, "an old queue pair is never met again");
+    require(link.generation == before.generation || before.seen == 0,
+            "a connection keeps its generation");
     require(link.acknowledged == 0 || link.acknowledged == link.generation,
             "the peer is ready for this queue pair or for none");
     require(before.seen == 0 || link.seen == before.seen, "a peer is changed by again() only");
