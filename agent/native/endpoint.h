@@ -111,15 +111,16 @@ concept Unordered = Endpoint<T> && requires { requires T::kUnordered; };
 inline constexpr int kBroken = ECONNRESET;
 
 // An endpoint whose connections can be made anew. next_broken() names one that broke, here or at
-// the peer, since the last call; all that is under way on it fails with kBroken, and posts are
-// refused with -EAGAIN. After sever(), and once poll() has found nothing, nothing that the peer
-// sent on it arrives any more. remake() makes the next one and tells the peer `taken`; what the
-// peer told, taken(), is known once met(). broken_by(): why it broke.
+// the peer, since the last call; posts on it are refused with -EAGAIN. sever() takes a step of
+// ending it, and is true once poll() has told of all that came of it, and that what was under way
+// failed with kBroken: nothing that the peer sent on it arrives any more. remake() makes the next
+// one and tells the peer `taken`; what the peer told, taken(), is known once met(). broken_by():
+// why it broke.
 template <class T>
 concept Mending =
     Endpoint<T> && requires(T endpoint, PeerIndex peer, PeerIndex& out, uint32_t taken) {
       { endpoint.next_broken(out) } -> std::same_as<bool>;
-      { endpoint.sever(peer) };
+      { endpoint.sever(peer) } -> std::same_as<bool>;
       { endpoint.remake(peer, taken) };
       { endpoint.taken(peer) } -> std::same_as<uint32_t>;
       { endpoint.broken_by(peer) } -> std::same_as<const std::string&>;

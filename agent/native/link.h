@@ -23,7 +23,9 @@ struct Limits {
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
   bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
   Joining joining{};
-  uint64_t first_sequence = 0;  // unordered: the same at both ends; tests begin just below a wrap
+  // Of a link's records, or if unordered its operations; the same at both ends. Tests begin just
+  // below a wrap.
+  uint64_t first_sequence = 0;
 };
 
 // The first half of a peer's CAS.
@@ -36,11 +38,16 @@ struct CasHalf {
 // How far a broken connection is from being made anew.
 enum class Mend : uint8_t {
   kWhole,
-  kBroken,     // what is under way fails
-  kSevered,    // what had come of the old one is taken
+  kBroken,     // what is under way fails, and what had come of the old one is taken
   kMeeting,    // the new one is being made
   kReplaying,  // what the peer has not taken is sent again
 };
+
+inline constexpr uint64_t kMeetEveryNs = 10'000'000;
+// Links that are looked at in one turn, and operations of one that are sent again: a port that goes
+// away breaks all links at once, and others wait for the turn's end.
+inline constexpr size_t kMendsAtOnce = 8;
+inline constexpr size_t kReplaysAtOnce = 64;
 
 struct Operation;
 
@@ -83,7 +90,6 @@ struct Link {
   uint32_t tries = 0;               // new ones that had to carry something and did not
   uint32_t held = 0;                // operations that failed
   uint64_t broken_ns = 0;           // when it broke
-  uint64_t met_ns = 0;              // last look for the peer
   uint64_t order = 0;               // of the next operation
   std::vector<Operation*> journal;  // to send again
   size_t replayed = 0;

@@ -23,7 +23,8 @@ static_assert(kMailboxSlots <= 16384, "sequences beyond what the receiver acknow
 class Outbox {
  public:
   // `staging` mirrors the receiver's slots: a record stays there until its credit is back.
-  explicit Outbox(ControlRecord* staging = nullptr) : staging_(staging) {}
+  explicit Outbox(ControlRecord* staging = nullptr, uint64_t first = 0)
+      : staging_(staging), sent_(first), acknowledged_(first) {}
 
   bool room(RecordKind kind) const {
     return sent_ - acknowledged_ < (is_order(kind) ? kMailboxOrders : kMailboxSlots);
@@ -51,13 +52,14 @@ class Outbox {
 
  private:
   ControlRecord* staging_;
-  uint64_t sent_ = 0;
-  uint64_t acknowledged_ = 0;
+  uint64_t sent_;
+  uint64_t acknowledged_;
 };
 
 class Inbox {
  public:
-  explicit Inbox(const std::byte* slots = nullptr) : slots_(slots) {}
+  explicit Inbox(const std::byte* slots = nullptr, uint64_t first = 0)
+      : slots_(slots), consumed_(first), told_(first) {}
 
   // Copies the record whose immediate carried `sequence`; false when that is not the next one.
   bool take(uint16_t sequence, ControlRecord& out) {
@@ -81,8 +83,8 @@ class Inbox {
 
  private:
   const std::byte* slots_;
-  uint64_t consumed_ = 0;
-  uint64_t told_ = 0;
+  uint64_t consumed_;
+  uint64_t told_;
 };
 
 }  // namespace epfabric::agent

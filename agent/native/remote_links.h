@@ -80,10 +80,12 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   link->domain = their_domain;
   link->mailbox = {blob.mailbox.key, blob.mailbox.base + uint64_t{their_domain} * kMailboxBytes};
   link->regions = &blob.regions;
-  link->outbox = Outbox(
-      reinterpret_cast<ControlRecord*>(staging_.data() + uint64_t{own_domain} * kMailboxBytes));
+  const uint64_t at = uint64_t{own_domain} * kMailboxBytes;
+  const uint64_t first = Unordered<E> ? 0 : limits_.first_sequence;  // of records
+  link->outbox = Outbox(reinterpret_cast<ControlRecord*>(staging_.data() + at), first);
   link->expected.resize(shape_.rings / epoch_->proxies_of(rank) + 1);
-  link->inbox = Inbox(mailboxes_.data() + uint64_t{own_domain} * kMailboxBytes);
+  link->inbox = Inbox(mailboxes_.data() + at, first);
+  link->order = first;
   link->cap = limits_.inflight;
   link->cap_bytes = limits_.inflight_bytes;
   if (Paced<E> && limits_.adaptive) {

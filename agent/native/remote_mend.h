@@ -14,8 +14,6 @@
 
 namespace epfabric::agent {
 
-inline constexpr uint64_t kMeetEveryNs = 10'000'000;
-
 // Keeps what is needed to post the operation again.
 template <Endpoint E>
 void RemoteTransport<E>::remember(Operation* operation, const Piece* payload, bool record) {
@@ -32,7 +30,7 @@ template <Endpoint E>
 bool RemoteTransport<E>::hold(Operation* operation, const Completion& completion) {
   if constexpr (Mending<E>) {
     Link& link = *operation->link;
-    if (completion.error != kBroken || link.broken) return false;
+    if (completion.error != kBroken || link.broken || epoch_->left(link.rank)) return false;
     operation->lost = true;
     lost_ += 1;
     link.held += 1;
@@ -58,9 +56,10 @@ void RemoteTransport<E>::start_mending(PeerIndex peer)
 
 // The next step, if it is time for it. What the link is given up for, or "".
 template <Endpoint E>
-std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
+std::string RemoteTransport<E>::mend_link(Link& link)
   requires Mending<E>
 {
+  if (const std::string& fault = endpoint_.fault(link.peer); !fault.empty()) return fault;
   if (now_ns_ > link.broken_ns + limits_.stall_ns) {
     return "its connection broke (" + endpoint_.broken_by(link.peer) +
            ") and could not be made again in " + std::to_string(limits_.stall_ns / 1'000'000) +
@@ -68,24 +67,14 @@ std::string RemoteTransport<E>::mend_link(Link& link, bool quiet)
   }
   switch (link.mend) {
     case Mend::kBroken:
-      if (link.held != link.inflight) return "";  // the others fail too, by and by
+      if (!endpoint_.sever(link.peer) || link.held != link.inflight) return "";
       if (link.tries >= limits_.tries)
         return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
-      endpoint_.sever(link.peer);
-      link.mend = Mend::kSevered;
-      return "";
-    case Mend::kSevered:
-      if (!quiet) return "";  // a record of the old connection may still be in the queue
       endpoint_.remake(link.peer, static_cast<uint32_t>(link.inbox.total()));
       link.mend = Mend::kMeeting;
-      link.met_ns = 0;
-      [[fallthrough]];
+      return "";
     case Mend::kMeeting:
-      if (!endpoint_.met(link.peer)) {
-        if (now_ns_ - link.met_ns >= kMeetEveryNs) endpoint_.meet();
-        if (now_ns_ - link.met_ns >= kMeetEveryNs) link.met_ns = now_ns_;
-        return "";
-      }
+      if (!endpoint_.met(link.peer)) return "";
       if (!link.outbox.acknowledge(endpoint_.taken(link.peer)))
         return "it took records that were never sent";
       collect(link);
@@ -110,8 +99,9 @@ void RemoteTransport<E>::collect(Link& link)
   for (Operation& operation : operations_) {
     if (operation.link == &link && operation.lost) link.journal.push_back(&operation);
   }
-  std::sort(link.journal.begin(), link.journal.end(),
-            [](const Operation* a, const Operation* b) { return a->order < b->order; });
+  std::sort(link.journal.begin(), link.journal.end(), [](const Operation* a, const Operation* b) {
+    return static_cast<int64_t>(a->order - b->order) < 0;
+  });
   bool taken = false;  // a later record; whatever its ring: the connection kept the order
   for (size_t i = link.journal.size(); i-- > 0;) {
     Operation* operation = link.journal[i];
@@ -129,8 +119,13 @@ template <Endpoint E>
 std::string RemoteTransport<E>::replay(Link& link)
   requires Mending<E>
 {
-  for (; link.replayed < link.journal.size(); ++link.replayed) {
+  const size_t last = std::min(link.journal.size(), link.replayed + kReplaysAtOnce);
+  for (; link.replayed < last; ++link.replayed) {
     Operation* operation = link.journal[link.replayed];
+    if (operation->abandoned && operation->record == kNoRecord) {
+      give_back(operation);
+      continue;
+    }
     const ssize_t result = post_again(link, operation);
     if (result == -EAGAIN) return "";
     if (result != 0)
@@ -140,6 +135,7 @@ std::string RemoteTransport<E>::replay(Link& link)
     link.held -= 1;
     count_.replayed.add(1);
   }
+  if (last < link.journal.size()) return "";
   link.journal.clear();
   link.mend = Mend::kWhole;
   count_.mended.add(1);
@@ -159,6 +155,9 @@ ssize_t RemoteTransport<E>::post_again(Link& link, Operation* operation)
   }
   // It lies where it was staged: its slot is not free before it was taken.
   ControlRecord* record = link.outbox.staged(operation->record);
+  // Its rank is masked: the number is used up, but nothing is said by it, nor sent with it.
+  if (operation->abandoned && is_order(record->kind)) record->kind = RecordKind::kCredit;
+  if (operation->abandoned) operation->payload = {};
   record->consumed = static_cast<uint32_t>(link.inbox.total());
   const Piece staged = piece_of(link, record, operation->record);
   const Piece pieces[] = {operation->payload.bytes != 0 ? operation->payload : staged, staged};

@@ -82,7 +82,8 @@ void RemoteTransport<E>::add_operations(size_t count) {
   for (size_t i = 0; i < count; ++i) free_.push_back(&operations_.emplace_back());
 }
 
-// The provider may hold an abandoned operation for minutes: others take its place.
+// The provider may hold an abandoned operation for minutes: others take its place. On a connection
+// that is made anew it is held too: its record is one of the numbers that the peer awaits.
 template <Endpoint E>
 void RemoteTransport<E>::abandon(uint32_t rank) {
   const uint64_t before = abandoned_;
@@ -95,7 +96,7 @@ void RemoteTransport<E>::abandon(uint32_t rank) {
       operation.ring->part_masked(operation.ticket);
     }
     operation.ring = nullptr;
-    if (operation.lost) {
+    if (operation.lost && operation.link->broken) {
       give_back(&operation);
     } else {
       operation.abandoned = true;
@@ -116,11 +117,14 @@ void RemoteTransport<E>::stop_trying() {
   for (const auto& link : links_) link->busy_since_ns = 0;
 }
 
-// Of ranks that left in good order after all: nobody waits for what was lost.
+// Nobody waits for what was lost of ranks that left in good order after all, or that are masked and
+// given up.
 template <Endpoint E>
 void RemoteTransport<E>::release_lost() {
   for (Operation& operation : operations_) {
-    if (!operation.lost || !epoch_->left(operation.link->rank)) continue;
+    if (!operation.lost) continue;
+    const Link& link = *operation.link;
+    if (!epoch_->left(link.rank) && !(link.broken && epoch_->gone(link.rank))) continue;
     if (operation.ring != nullptr) operation.ring->part_done(operation.ticket);
     give_back(&operation);
   }

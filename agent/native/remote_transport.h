@@ -93,11 +93,11 @@ class RemoteTransport {
   void remember(Operation* operation, const Piece* payload, bool record);
   bool hold(Operation* operation, const Completion& completion);
   template <class Lose>
-  void mend(bool quiet, Lose&& lose)
+  void mend(Lose&& lose)
     requires Mending<E>;
   void start_mending(PeerIndex peer)
     requires Mending<E>;
-  std::string mend_link(Link& link, bool quiet)
+  std::string mend_link(Link& link)
     requires Mending<E>;
   void collect(Link& link)
     requires Mending<E>;
@@ -161,6 +161,8 @@ class RemoteTransport {
   WorkList<Link, &Link::unmarked>::Cursor flushing_;
   std::array<WorkList<Link, &Link::behind>::Cursor, kMaxRings> draining_;  // by ring
   std::vector<Link*> mending_;
+  size_t mending_at_ = 0;  // whose turn it is
+  uint64_t met_ns_ = 0;    // the last look for their peers
   uint64_t drains_ = 0;
   uint64_t line_free_ns_ = 0;  // when the NIC has sent what was posted, if nothing else is there
   uint64_t now_ns_ = 0;
@@ -180,7 +182,7 @@ size_t RemoteTransport<E>::poll(size_t batch, Take&& take, Lose&& lose, Fail&& f
       fail(-1, "the completion queue failed: " + completion.detail);
     }
   }
-  if constexpr (Mending<E>) mend(got == 0, lose);
+  if constexpr (Mending<E>) mend(lose);
   return got;
 }
 
@@ -193,10 +195,11 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   if constexpr (Paced<E>) {
     if (limits_.adaptive && completion.error == 0) note_pace(link, *operation);
   }
+  const bool failed = completion.error != 0 && epoch_ != nullptr;
+  if (failed && hold(operation, completion)) return;
   // What is lost with a peer that left in good order, or is masked, was nothing that anyone waits
   // for.
-  const bool lost = completion.error != 0 && epoch_ != nullptr && !epoch_->gone(link.rank);
-  if (lost && hold(operation, completion)) return;
+  const bool lost = failed && !epoch_->gone(link.rank);
   // A failed write completes its ticket only once its rank is masked: else who waits for it is told
   // by the abort word.
   if (lost && operation->ring != nullptr) {
@@ -269,29 +272,33 @@ void RemoteTransport<E>::watch(Lose&& lose) {
   }
 }
 
-// `quiet`: the poll before found nothing.
+// Some links' next steps, the others' in later turns.
 template <Endpoint E>
 template <class Lose>
-void RemoteTransport<E>::mend(bool quiet, Lose&& lose)
+void RemoteTransport<E>::mend(Lose&& lose)
   requires Mending<E>
 {
   PeerIndex peer = 0;
-  while (endpoint_.next_broken(peer)) start_mending(peer);
-  for (size_t i = 0; i < mending_.size();) {
-    Link& link = *mending_[i];
-    // What a journal of others names was given back, or will be.
-    bool given_up = link.broken || epoch_->gone(link.rank);
-    if (!given_up) {
-      const std::string why = mend_link(link, quiet);
-      given_up = link.broken = !why.empty();
-      if (given_up) lose(link.rank, why);
-    }
-    if (!given_up && link.mend != Mend::kWhole) {
-      ++i;
-      continue;
+  for (size_t i = 0; i < kMendsAtOnce && endpoint_.next_broken(peer); ++i) start_mending(peer);
+  if (mending_.empty()) return;
+  if (now_ns_ - met_ns_ >= kMeetEveryNs) {
+    met_ns_ = now_ns_;
+    endpoint_.meet();
+  }
+  for (size_t looks = std::min(mending_.size(), kMendsAtOnce); looks > 0; --looks) {
+    if (mending_at_ >= mending_.size()) mending_at_ = 0;
+    Link& link = *mending_[mending_at_];
+    if (!link.broken && !epoch_->left(link.rank)) {
+      const std::string why = mend_link(link);
+      link.broken = !why.empty();
+      if (link.broken) lose(link.rank, why);
+      if (!link.broken && link.mend != Mend::kWhole) {
+        ++mending_at_;
+        continue;
+      }
     }
     link.journal = {};
-    mending_[i] = mending_.back();
+    mending_[mending_at_] = mending_.back();
     mending_.pop_back();
   }
 }

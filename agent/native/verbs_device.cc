@@ -145,7 +145,7 @@ std::optional<std::string> VerbsDevice::next_news() {
     const auto type = event.event_type;
     const bool mine = event.element.port_num == wanted_.port;
     ibverbs().ack_async_event(&event);
-    if (found) return found->text;
+    if (found && !found->spent) return found->text;
     if (type == IBV_EVENT_PORT_ACTIVE && mine) return name() + " came up";
     if (type == IBV_EVENT_GID_CHANGE && mine) return "the GIDs of " + name() + " changed";
   }
@@ -173,6 +173,8 @@ std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_even
     case IBV_EVENT_CQ_ERR:
     case IBV_EVENT_SRQ_ERR:
       return Trouble{nullptr, "a queue of " + name() + " failed"};
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      return Trouble{event.element.qp, "", true, true};
     case IBV_EVENT_QP_FATAL:
       return Trouble{event.element.qp, "its queue pair on " + name() + " failed", true};
     case IBV_EVENT_QP_REQ_ERR:

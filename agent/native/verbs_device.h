@@ -18,6 +18,7 @@ struct VerbsPort {
   std::string gid;          // an IP address, or a GID in the same notation
   uint32_t inflight = 256;  // operations per peer that queues have room for
   uint32_t inlined = 128;   // bytes at most that a WR carries itself: a record, a small payload
+  std::optional<uint32_t> psn{};  // of each first packet, else at random; tests begin below a wrap
 };
 
 class VerbsDevice {
@@ -34,6 +35,7 @@ class VerbsDevice {
     ibv_qp* qp = nullptr;
     std::string text;
     bool passes = false;  // a new queue pair may work
+    bool spent = false;   // none: one that failed uses up no more receives
   };
   std::optional<Trouble> next_trouble();
   // What the port did, good or bad, that may change how it is used; each once.
@@ -49,6 +51,7 @@ class VerbsDevice {
   const Quirk& quirk() const { return quirk_; }
   const QueueSizes& sizes() const { return sizes_; }
   uint32_t inlined() const { return wanted_.inlined; }
+  std::optional<uint32_t> psn() const { return wanted_.psn; }
   uint8_t port_number() const { return wanted_.port; }
   const Gid& gid() const { return gid_; }
   uint32_t gid_index() const { return gid_index_; }

@@ -2,6 +2,7 @@
 #include "verbs_endpoint.h"
 
 #include <endian.h>
+#include <epfabric/platform.h>
 
 #include <cerrno>
 
@@ -10,6 +11,10 @@ namespace {
 
 constexpr int kMaxPoll = 64;
 constexpr uint32_t kRefill = 32;
+constexpr uint32_t kConnectsAtOnce = 8;  // in one poll
+// So long a device is waited for that does not say that a queue pair uses up no more receives. Soft
+// RoCE never does.
+constexpr uint64_t kSpentNs = 200'000'000;
 
 std::string text_of_status(const ibv_wc& done) {
   std::string out = ibverbs().status_text(done.status);
@@ -68,6 +73,7 @@ size_t VerbsEndpoint::poll(Completion* out, size_t capacity) {
   const int most = static_cast<int>(std::min<size_t>(capacity, kMaxPoll));
   size_t found = 0;
   int got;
+  connecting_ = kConnectsAtOnce;
   do {  // until there is something to tell, or nothing at all
     got = ::ibv_poll_cq(completions_.get(), most, done);
     if (got < 0) {
@@ -102,15 +108,14 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
       notes_room_ += 1;
       return false;
     case kFirst: {  // only ever tells of an error; the last one's completion follows
-      auto* posting = reinterpret_cast<Posting*>(done.wr_id - kFirst);
       Peer* peer = owner_of(done.qp_num);
-      if (peer == nullptr || posting->peer != peer) return false;
-      posting->requests -= 1;
-      peer->room += 1;
-      room_ += 1;
-      blame(*peer, done);
+      if (peer != nullptr) blame(*peer, done);
       return false;
     }
+    case kEnd:
+      room_ += 1;
+      peers_[done.wr_id / kTags].ending = Ending::kEnded;
+      return false;
     default:
       finish(done, out);
       return true;
@@ -179,10 +184,7 @@ void VerbsEndpoint::disturb(Peer& peer, const std::string& why) {
   if (!peer.fault.empty() || peer.down) return;
   peer.down = true;
   peer.broken = why;
-  for (PeerIndex i = 0; i < peers_.size(); ++i) {
-    if (&peers_[i] == &peer) broken_.push_back(i);
-  }
-  fail_pair(peer);
+  broken_.push_back(peer.index);
 }
 
 bool VerbsEndpoint::next_broken(PeerIndex& out) {
@@ -192,11 +194,50 @@ bool VerbsEndpoint::next_broken(PeerIndex& out) {
   return true;
 }
 
+// In the error state it flushes what it holds and takes nothing in. Once it has used up its last
+// receive, all that came of it is in the completion queue before the completion of a WR that is
+// posted then. Nothing comes of one that was never connected.
+bool VerbsEndpoint::sever(PeerIndex index) {
+  Peer& peer = peers_[index];
+  if (peer.pair && peer.link.seen != 0) {
+    if (peer.ending == Ending::kNot) {
+      fail_pair(peer);
+      peer.ending = Ending::kFailed;
+      peer.failed_ns = platform::clock_ns();
+    }
+    if (peer.ending == Ending::kFailed) {
+      attend();
+      const bool spent = peer.spent || platform::clock_ns() - peer.failed_ns > kSpentNs;
+      if (spent && post_end(peer)) peer.ending = Ending::kLast;
+    }
+    if (peer.ending != Ending::kEnded) return false;
+  }
+  peer.pair.reset();
+  return true;
+}
+
+bool VerbsEndpoint::post_end(Peer& peer) {
+  if (room_ == 0 || peer.room == 0) return false;
+  ibv_send_wr request{};
+  request.wr_id = peer.index * kTags + kEnd;
+  request.opcode = IBV_WR_RDMA_WRITE;
+  request.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* refused = nullptr;
+  if (::ibv_post_send(peer.pair.get(), &request, &refused) != 0) return false;
+  room_ -= 1;
+  return true;
+}
+
 void VerbsEndpoint::remake(PeerIndex index, uint32_t taken) {
   Peer& peer = peers_[index];
   peer.link = again(peer.link);
   peer.told = taken;
   peer.down = false;
+  try {
+    prepare(peer);
+  } catch (const NativeError& error) {
+    refused(peer, error);
+  }
 }
 
 // A queue pair in the error state completes all that it holds.
@@ -224,6 +265,10 @@ void VerbsEndpoint::attend() {
   while (const auto trouble = device_.next_trouble()) {
     for (Peer& peer : peers_) {
       if (trouble->qp != nullptr && trouble->qp != peer.pair.get()) continue;
+      if (trouble->spent) {
+        peer.spent = true;
+        continue;
+      }
       if (peer.down) peer.broken = trouble->text;  // says more than a status
       if (trouble->passes) {
         disturb(peer, trouble->text);

@@ -54,13 +54,22 @@ class VerbsEndpoint {
   // Breaks its connection, which can be made anew.
   void disturb(PeerIndex peer, const std::string& why) { disturb(peers_[peer], why); }
   bool next_broken(PeerIndex& out);
-  void sever(PeerIndex peer) { peers_[peer].pair.reset(); }
+  bool sever(PeerIndex peer);
   void remake(PeerIndex peer, uint32_t taken);
   uint32_t taken(PeerIndex peer) const { return peers_[peer].taken; }
   const std::string& broken_by(PeerIndex peer) const { return peers_[peer].broken; }
 
  private:
+  // How far the end of a queue pair has come: its records are in the completion queue until they
+  // are polled, and some drivers take them out of it when it is destroyed.
+  enum class Ending : uint8_t {
+    kNot,
+    kFailed,  // it completes what it holds, and takes no more in
+    kLast,    // behind all that is a last WR, whose completion is awaited
+    kEnded,
+  };
   struct Peer {
+    PeerIndex index;
     VerbsAddress at;
     uint32_t own_domain;
     uint32_t their_domain;
@@ -69,6 +78,9 @@ class VerbsEndpoint {
     uint32_t room = 0;  // WRs that its send queue still takes
     AddressHandle handle;
     QueuePair pair;
+    Ending ending = Ending::kNot;
+    uint64_t failed_ns = 0;
+    bool spent = false;  // the device said that it will use up no more receives
     std::string fault;
     bool down = false;   // its connection broke, and the next one is not begun
     std::string broken;  // why it broke last
@@ -81,7 +93,15 @@ class VerbsEndpoint {
     uint64_t requests;
   };
   // The low bits of a WR's id; others are the context's address.
-  enum Tag : uint64_t { kLast = 0, kFirst = 1, kRecord = 2, kGreeted = 3, kSaid = 4, kTags = 8 };
+  enum Tag : uint64_t {
+    kLast = 0,
+    kFirst = 1,
+    kRecord = 2,
+    kGreeted = 3,
+    kSaid = 4,
+    kEnd = 5,
+    kTags = 8
+  };
 
   void make_datagrams();
   void receive_greetings(uint32_t slot, uint32_t count);
@@ -95,6 +115,7 @@ class VerbsEndpoint {
   void kill(Peer& peer, const std::string& why);
   void disturb(Peer& peer, const std::string& why);
   void fail_pair(Peer& peer);
+  bool post_end(Peer& peer);
 
   ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
   bool take(const ibv_wc& done, Completion& out);
@@ -116,7 +137,9 @@ class VerbsEndpoint {
   uint32_t room_ = 0;        // completions of own WRs that the queue has room for
   uint32_t notes_room_ = 0;  // greetings that may be sent
   uint32_t next_note_ = 0;
-  uint32_t taken_ = 0;  // receives that were used up
+  uint32_t taken_ = 0;       // receives that were used up
+  uint32_t connecting_ = 0;  // queue pairs that this poll may still connect
+  size_t meeting_ = 0;       // the peer that was greeted last
   std::vector<ibv_recv_wr> refills_;
   std::vector<PeerIndex> broken_;  // to be told of
   bool armed_ = false;

@@ -1,4 +1,5 @@
 // Making a verbs endpoint, and its links: queues, memory, greetings, the states of queue pairs.
+#include <epfabric/platform.h>
 #include <fcntl.h>
 #include <sys/random.h>
 
@@ -19,7 +20,7 @@ constexpr uint8_t kRetries = 7;
 constexpr uint8_t kRetriesOfRecords = 7;  // 7: as often as it takes, while no receive is there
 constexpr uint8_t kRecordDelay = 1;       // 10 µs until such a retry
 constexpr int kMostReads = 16;
-constexpr uint32_t kPairsAtOnce = 64;  // made in one call of meet()
+constexpr uint64_t kPairsNs = 10'000'000;  // one call of meet() makes queue pairs for
 constexpr int kLinkAccess = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
 template <class T>
@@ -142,16 +143,21 @@ VerbsEndpoint::LocalKey VerbsEndpoint::register_memory(std::byte* data, uint64_t
 PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
   const VerbsAddress at = verbs_address(peer.address);
   Peer& added = peers_.emplace_back();
+  added.index = peers_.size() - 1;
   added.at = at;
   added.own_domain = peer.own_domain;
   added.their_domain = peer.their_domain;
   return peers_.size() - 1;
 }
 
+// What it does not come to is left to the next call.
 void VerbsEndpoint::meet() {
+  const uint64_t begin = platform::clock_ns();
   uint32_t made = 0;
   std::optional<bool> active;
-  for (Peer& peer : peers_) {
+  for (size_t looks = peers_.size(); looks > 0 && notes_room_ > 0; --looks) {
+    meeting_ = meeting_ + 1 < peers_.size() ? meeting_ + 1 : 0;
+    Peer& peer = peers_[meeting_];
     if (peer.link.met() || peer.down || !peer.fault.empty()) continue;
     if (peer.link.generation > 1) {  // the port may still be down
       if (!active) active = device_.active();
@@ -159,7 +165,7 @@ void VerbsEndpoint::meet() {
     }
     try {
       if (!peer.pair) {
-        if (made == kPairsAtOnce) continue;
+        if (made > 0 && platform::clock_ns() - begin > kPairsNs) continue;
         made += 1;
         prepare(peer);
       }
@@ -170,9 +176,12 @@ void VerbsEndpoint::meet() {
   }
 }
 
-// After a connection that broke the way to the peer may need a moment.
+// After a connection that broke the way to the peer may need a moment. A queue pair that could not
+// be connected is of no use, and the peer may know it: the next one is of another generation.
 void VerbsEndpoint::refused(Peer& peer, const NativeError& error) {
-  if (peer.link.generation == 1) kill(peer, error.what());
+  if (peer.link.generation == 1) return kill(peer, error.what());
+  peer.pair.reset();
+  peer.link = again(peer.link);
 }
 
 ibv_ah_attr VerbsEndpoint::route_to(const VerbsAddress& at) const {
@@ -194,15 +203,18 @@ void VerbsEndpoint::prepare(Peer& peer) {
     peer.handle.reset(ibverbs().create_ah(device_.domain(), &route));
   }
   if (!peer.handle) throw system_error(device_.name() + " knows no way to the peer");
-  peer.pair = make_pair(IBV_QPT_RC, device_.sizes().send, 0, inlined_);
-  peer.psn = at_random<uint32_t>() & kPsnBits;
+  QueuePair pair = make_pair(IBV_QPT_RC, device_.sizes().send, 0, inlined_);
+  peer.psn = device_.psn().value_or(at_random<uint32_t>()) & kPsnBits;
   ibv_qp_attr wanted{};
   wanted.qp_state = IBV_QPS_INIT;
   wanted.port_num = device_.port_number();
   wanted.qp_access_flags = kLinkAccess;
   const int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-  if (const int error = ibverbs().modify_qp(peer.pair.get(), &wanted, mask); error != 0)
+  if (const int error = ibverbs().modify_qp(pair.get(), &wanted, mask); error != 0)
     throw system_error("a queue pair of " + device_.name() + " cannot be used", error);
+  peer.pair = std::move(pair);
+  peer.ending = Ending::kNot;
+  peer.spent = false;
 }
 
 // The peer's queue pair is known: ready to receive from it, and to send to it once it is ready.
@@ -283,6 +295,8 @@ void VerbsEndpoint::take_greeting(const ibv_wc& done) {
     if (!peer.pair || peer.down || !peer.fault.empty()) return;  // it says so again
     try {
       const Answer answer = hear(peer.link, greeting);
+      if (answer == Answer::kConnect && connecting_ == 0) return;  // likewise
+      if (answer == Answer::kConnect) connecting_ -= 1;
       if (answer == Answer::kConflict) disturb(peer, "its end of the connection broke");
       if (answer == Answer::kConnect) connect(peer, greeting);
       if (answer == Answer::kConnect || answer == Answer::kRepeat) greet(peer);

@@ -71,6 +71,7 @@ class HandGroup {
   ~HandGroup() {
     network_.stop();
     lock_.unlock();
+    for (const auto& epoch : epochs) epoch->stop();  // or a masked delegate goes on to serve it
     for (const auto& session : sessions_) session->stop(kGroupLimitNs);
     for (const auto& session : sessions_) session->close(kGroupLimitNs);
   }
@@ -90,6 +91,13 @@ class HandGroup {
     return now_ns_;
   }
   uint64_t now_ns() const { return now_ns_; }
+  // Operations under way at this rank's proxies.
+  uint64_t inflight(uint32_t rank) const {
+    uint64_t out = 0;
+    for (const Unit* unit : by_rank_[rank]) out += unit->transport.inflight();
+    return out;
+  }
+  const ProxyCount& count(uint32_t rank) const { return by_rank_[rank][0]->count; }
   std::string failure() const {
     for (const auto& epoch : epochs) {
       if (epoch->failed()) return epoch->failure();

@@ -22,6 +22,8 @@ constexpr uint64_t kWanted = 40'000;
 #else
 constexpr uint64_t kWanted = 400'000;
 #endif
+// Of 16 and 32 bits.
+constexpr uint64_t kBelowWraps = (uint64_t{1} << 32) - 40;
 // Time passes, or it would be thousands of turns until two ends look for each other.
 constexpr Course kCourse{20'000, 4'000'000, 20'000};
 
@@ -32,6 +34,14 @@ RcRules random_rules(std::minstd_rand& random) {
   rules.miss_one_in = random() % 2 == 0 ? 0 : 2 + random() % 4;
   rules.queue = 8u << (random() % 5);
   rules.max_bytes = random_max_bytes(random);
+  rules.polled = 1u << (random() % 6);
+  return rules;
+}
+
+// Nothing is refused or lost but by a test's own breaks.
+RcRules calm_rules() {
+  RcRules rules;
+  rules.refuse_one_in = rules.miss_one_in = rules.give_up_one_in = 0;
   return rules;
 }
 
@@ -44,6 +54,7 @@ Outcome run(uint64_t seed) {
   std::minstd_rand random(seed);
   HandShape shape = random_shape(random);
   shape.limits.tries = UINT32_MAX;
+  if (random() % 2 == 0) shape.limits.first_sequence = kBelowWraps;
   const RcRules rules = random_rules(random);
   RcNetwork network(seed, rules);
   Group group(shape, seed, network);
@@ -51,6 +62,27 @@ Outcome run(uint64_t seed) {
   const std::string fault = play(group, network, checker, kCourse);
   return {fault,          network.posted(),   network.breaks(), network.done_unanswered(),
           network.late(), checker.barriers(), joined(group)};
+}
+
+// Masks and excludes the ranks that the group says are lost, as a coordinator does; which they are.
+std::vector<uint32_t> mask_lost(Group& group, OrderChecker& checker) {
+  std::vector<uint32_t> out;
+  for (const Event& event : group.events.take()) {
+    if (event.kind == "lost") out.insert(out.end(), event.ranks.begin(), event.ranks.end());
+  }
+  if (out.empty()) return out;
+  for (const uint32_t rank : out) checker.forget(rank);
+  for (const auto& epoch : group.epochs) epoch->mask(out);
+  for (const auto& epoch : group.epochs) epoch->exclude(out);
+  return out;
+}
+
+// Turns until these ranks have no operation under way any more.
+std::string come_back(Group& group, OrderChecker& checker, const std::vector<uint32_t>& ranks) {
+  return turn_until(group, checker, kCourse, [&] {
+    return std::all_of(ranks.begin(), ranks.end(),
+                       [&](uint32_t rank) { return group.inflight(rank) == 0; });
+  });
 }
 
 // Some turns.
@@ -109,7 +141,7 @@ TEST_CASE(
   Group group(shape, seed(), network);
   OrderChecker checker(group.sessions(), seed(), {});
   network.rules.still = true;
-  checker.push_add(0, 0, 1);
+  checker.push_atomic(0, 0, 1, false);
   const uint64_t before = network.posted();
   REQUIRE(turn_until(group, checker, kCourse, [&] { return network.posted() > before; }) == "");
   group.pass_time(shape.limits.stall_ns / 10 * 6);
@@ -119,4 +151,123 @@ TEST_CASE(
   REQUIRE(pass(group, checker, 100) == "");
   network.rules.still = false;
   CHECK(end_all(group, checker, kCourse) == "");
+}
+
+// What says to the receiver that a write is there, so that it uses the destination for something
+// else: each of these was taken, and no answer came back before the connection broke.
+TEST_CASE("a write that its receiver knows of does not come again when the answers were lost") {
+  for (const std::string how : {"its own signal", "a signal behind it", "an ADD", "a CAS"}) {
+    for (const uint64_t first : {uint64_t{0}, kBelowWraps + 39}) {
+      CAPTURE(how);
+      CAPTURE(first);
+      HandShape shape;
+      shape.limits.first_sequence = first;
+      RcNetwork network(seed(), calm_rules());
+      Group group(shape, seed(), network);
+      OrderChecker checker(group.sessions(), seed(), {});
+      network.rules.unanswered = true;
+      checker.push_write(0, 0, 1, false, how == "its own signal" ? 100 : 0);
+      if (how == "a signal behind it") checker.push_write(0, 0, 1, false, 100);
+      if (how == "an ADD" || how == "a CAS") checker.push_atomic(0, 0, 1, how == "a CAS");
+      REQUIRE(turn_until(group, checker, kCourse, [&] { return checker.seen(0, 0, 1) > 0; }) == "");
+      REQUIRE(network.done() > 0);
+      REQUIRE_FALSE(checker.completed(0));
+      network.break_all();
+      network.rules.unanswered = false;
+      CHECK(end_all(group, checker, kCourse) == "");
+      CHECK(network.done_unanswered() > 0);
+    }
+  }
+}
+
+TEST_CASE("a completion queue that is never empty keeps no link from being made anew") {
+  RcNetwork network(seed(), calm_rules());
+  Group group(HandShape{}, seed(), network);
+  OrderChecker checker(group.sessions(), seed(), {});
+  REQUIRE(post_until(group, network, checker, kCourse, 200) == "");
+  network.rules.busy = true;
+  network.break_all();
+  const auto mended = [&] {
+    return network.all_met() && group.count(0).mended.get() > 0 && group.count(1).mended.get() > 0;
+  };
+  const Course soon{0, 20'000, kCourse.step_ns};
+  CHECK(turn_until(group, checker, soon, mended) == "");
+  network.rules.busy = false;
+  CHECK(end_all(group, checker, kCourse) == "");
+}
+
+TEST_CASE("a port that goes away costs a turn no more than a few queue pairs") {
+  HandShape shape;
+  shape.nodes.clear();
+  for (uint32_t rank = 0; rank < 20; ++rank) shape.nodes.push_back({rank});
+  shape.region_bytes = OrderChecker::region_bytes(20, shape.rings);
+  RcNetwork network(seed(), calm_rules());
+  Group group(shape, seed(), network);
+  OrderChecker checker(group.sessions(), seed(), {});
+  REQUIRE(post_until(group, network, checker, kCourse, 500) == "");
+  network.break_all();
+  CHECK(end_all(group, checker, kCourse) == "");
+  CHECK(network.all_met());
+  CHECK(network.most_work() > 0);
+  CHECK(network.most_work() <= 8);
+}
+
+// Rank 1 is its node's delegate: barriers of the others go on over its connection.
+TEST_CASE("a masked delegate's connection is made anew, and the others' barriers get through") {
+  std::minstd_rand random(static_cast<uint32_t>(seed()));
+  for (int run = 0; run < 30; ++run) {
+    CAPTURE(run);
+    HandShape shape;
+    shape.nodes = {{0}, {1, 2}};
+    shape.mask = true;
+    shape.limits.tries = UINT32_MAX;
+    shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
+    RcRules rules = random_rules(random);
+    RcNetwork network(random(), rules);
+    Group group(shape, random(), network);
+    OrderChecker::Rules pushed;
+    pushed.barrier_per_mille = 20;
+    OrderChecker checker(group.sessions(), random(), pushed);
+    REQUIRE(post_until(group, network, checker, kCourse, 300) == "");
+    network.break_all();
+    REQUIRE(pass(group, checker, static_cast<int>(random() % 1000)) == "");
+    checker.forget(1);
+    for (const auto& epoch : group.epochs) epoch->mask({1});
+    REQUIRE(pass(group, checker, static_cast<int>(random() % 1000)) == "");
+    network.break_all();
+    for (const auto& epoch : group.epochs) epoch->exclude({1});
+    const uint64_t before = checker.barriers();
+    REQUIRE(post_until(group, network, checker, kCourse, network.posted() + 500) == "");
+    CHECK(end_all(group, checker, kCourse) == "");
+    CHECK(checker.barriers() > before);
+    network.rules.break_one_in = 0;
+    CHECK(come_back(group, checker, {0, 2}) == "");
+  }
+}
+
+TEST_CASE("a connection that is killed while it is made anew loses its rank, and no other") {
+  std::minstd_rand random(static_cast<uint32_t>(seed()));
+  for (int run = 0; run < 30; ++run) {
+    CAPTURE(run);
+    HandShape shape;
+    shape.nodes = {{0}, {1}, {2}};
+    shape.mask = true;
+    shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
+    RcNetwork network(random(), calm_rules());
+    Group group(shape, random(), network);
+    OrderChecker checker(group.sessions(), random(), {});
+    REQUIRE(post_until(group, network, checker, kCourse, 300) == "");
+    network.break_all();
+    REQUIRE(pass(group, checker, static_cast<int>(random() % 300)) == "");
+    network.kill(0, 2);
+    std::vector<uint32_t> lost;
+    REQUIRE(turn_until(group, checker, kCourse, [&] {
+              lost = mask_lost(group, checker);
+              return !lost.empty();
+            }) == "");
+    CHECK(lost == std::vector<uint32_t>{2});
+    CHECK(end_all(group, checker, kCourse) == "");
+    CHECK(come_back(group, checker, {0, 1}) == "");
+    CHECK(group.events.take().empty());
+  }
 }

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -87,24 +88,68 @@ class OrderChecker {
       return push_barrier(rank);
     if (draw(100) < rules_.drain_percent) return push_drain(rank, ring);
     const uint32_t to = draw(world_);
-    if (draw(100) < rules_.add_percent) return push_add(rank, ring, to);
-    if (draw(100) >= rules_.run_percent) return push_write(rank, ring, to, false);
-    for (uint32_t i = 2 + draw(9); i > 0; --i) push_write(rank, ring, to, true);
+    if (draw(100) < rules_.add_percent) return push_atomic(rank, ring, to, draw(2) == 0);
+    const uint32_t percent = rules_.signal_percent;
+    if (draw(100) >= rules_.run_percent) return push_write(rank, ring, to, false, percent);
+    for (uint32_t i = 2 + draw(9); i > 0; --i) push_write(rank, ring, to, true, percent);
   }
   void push_drain(uint32_t rank, uint32_t ring) {
     Entry entry{Op::kDrain, {}};
     for (uint32_t to = 0; to < world_; ++to) entry.writes.push_back(domain(rank, ring, to).writes);
     add(rank, ring, pack_drain(pods_[rank].rings[ring].producer.head), std::move(entry));
   }
-  // Whose taking effect says, like a signal, that the writes before it are there.
-  void push_add(uint32_t rank, uint32_t ring, uint32_t to) {
+  // An ADD of one, or a CAS that comes to the same: its taking effect says, like a signal, that the
+  // writes before it are there.
+  void push_atomic(uint32_t rank, uint32_t ring, uint32_t to, bool cas) {
     OrderDomain& flow = domain(rank, ring, to);
-    Slot slot{};
-    pack_atomic(Op::kAdd, to, word_offset(rank, ring) / kWordBytes, 1, slot);
-    if (!add(rank, ring, slot, {Op::kAdd, {}})) return;
+    RingModel& model = pods_[rank].rings[ring];
+    const uint64_t word = word_offset(rank, ring) / kWordBytes;
+    Slot slots[2]{};
+    pack_atomic(cas ? Op::kCas : Op::kAdd, to, word, cas ? flow.added : 1, slots[0]);
+    pack_atomic(Op::kCasSwap, 0, 0, flow.added + 1, slots[1]);
+    if (!model.producer.try_push(slots, cas ? 2 : 1)) return;
+    model.entries.insert(model.entries.end(), cas ? 2 : 1, Entry{Op::kAdd, {}});
+    commands_ += 1;
     flow.added += 1;
     flow.added_after.push_back({flow.added, flow.writes});
   }
+  // `whole`: it fills its place, so that the next one is its neighbour.
+  void push_write(uint32_t rank, uint32_t ring, uint32_t to, bool whole, uint32_t signal_percent) {
+    OrderDomain& flow = domain(rank, ring, to);
+    const uint64_t number = flow.writes + 1;
+    const bool reusable = number <= kPlaces || (number - kPlaces <= flow.seen &&
+                                                completed(rank, ring, flow, number - kPlaces));
+    const bool signal = !reusable || draw(100) < signal_percent;
+    const uint32_t word = draw(kWords), advance = signal ? 1 + draw(5) : 0;
+    Slot slot{};
+    if (reusable) {
+      if (number > kPlaces) require_untouched(rank, ring, to, number - kPlaces);
+      const uint32_t count = whole ? kPlaceUnits : 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
+      Unit* source = &units(rank)[source_unit(ring, to, number)];
+      for (uint32_t i = 0; i < count; ++i) source[i] = {number, place_name(rank, ring, to, i)};
+      Write write{};
+      write.rank = to;
+      write.advance = advance;
+      write.source = source_unit(ring, to, number);
+      write.signal = signal ? word : 0;
+      write.units = count;
+      write.destination = target_unit(rank, ring, number);
+      pack_write(write, slot);
+      const uint64_t ticket = pods_[rank].rings[ring].producer.head;
+      if (!add(rank, ring, slot, {Op::kWrite, {}, to, number})) return;
+      flow.writes = number;
+      flow.units[number % kPlaces] = count;
+      flow.tickets[number % kPlaces] = ticket;
+    } else {
+      pack_signal(to, word, advance, slot);
+      if (!add(rank, ring, slot, {Op::kSignal, {}})) return;
+    }
+    if (!signal) return;
+    flow.pushed[word] += advance;
+    flow.said[word].push_back({flow.pushed[word], flow.writes});
+  }
+  // How many of these writes are known to be there.
+  uint64_t seen(uint32_t rank, uint32_t ring, uint32_t to) { return domain(rank, ring, to).seen; }
   // Nothing is expected of this rank any more, nor of what is written to it.
   void forget(uint32_t rank) { pods_[rank].forgotten = true; }
   bool completed(uint32_t rank) const {
@@ -222,48 +267,14 @@ class OrderChecker {
     pod.in_barrier = true;
     pod.barriers += 1;
     barriers_begun_ = std::max(barriers_begun_, pod.barriers);
-    auto& covered = covered_.try_emplace_back(pod.barriers, domains_.size());
+    std::vector<uint64_t>& covered = covered_[pod.barriers];
+    covered.resize(domains_.size());
     for (uint32_t ring = 0; ring < rings_; ++ring) {
       for (uint32_t to = 0; to < world_; ++to)
         covered[(size_t{rank} * rings_ + ring) * world_ + to] = domain(rank, ring, to).writes;
     }
   }
 
-  // `whole`: it fills its place, so that the next one is its neighbour.
-  void push_write(uint32_t rank, uint32_t ring, uint32_t to, bool whole) {
-    OrderDomain& flow = domain(rank, ring, to);
-    const uint64_t number = flow.writes + 1;
-    const bool reusable = number <= kPlaces || (number - kPlaces <= flow.seen &&
-                                                completed(rank, ring, flow, number - kPlaces));
-    const bool signal = !reusable || draw(100) < rules_.signal_percent;
-    const uint32_t word = draw(kWords), advance = signal ? 1 + draw(5) : 0;
-    Slot slot{};
-    if (reusable) {
-      if (number > kPlaces) require_untouched(rank, ring, to, number - kPlaces);
-      const uint32_t count = whole ? kPlaceUnits : 1 + draw(draw(4) == 0 ? rules_.most_units : 3);
-      Unit* source = &units(rank)[source_unit(ring, to, number)];
-      for (uint32_t i = 0; i < count; ++i) source[i] = {number, place_name(rank, ring, to, i)};
-      Write write{};
-      write.rank = to;
-      write.advance = advance;
-      write.source = source_unit(ring, to, number);
-      write.signal = signal ? word : 0;
-      write.units = count;
-      write.destination = target_unit(rank, ring, number);
-      pack_write(write, slot);
-      const uint64_t ticket = pods_[rank].rings[ring].producer.head;
-      if (!add(rank, ring, slot, {Op::kWrite, {}, to, number})) return;
-      flow.writes = number;
-      flow.units[number % kPlaces] = count;
-      flow.tickets[number % kPlaces] = ticket;
-    } else {
-      pack_signal(to, word, advance, slot);
-      if (!add(rank, ring, slot, {Op::kSignal, {}})) return;
-    }
-    if (!signal) return;
-    flow.pushed[word] += advance;
-    flow.said[word].push_back({flow.pushed[word], flow.writes});
-  }
   bool completed(uint32_t rank, uint32_t ring, const OrderDomain& flow, uint64_t number) const {
     return platform::load_acquire(pods_[rank].rings[ring].completed) >
            flow.tickets[number % kPlaces];
@@ -363,7 +374,7 @@ class OrderChecker {
       if (!other.forgotten && other.barriers < pod.barriers)
         return wrong("a rank left a barrier before all entered");
     }
-    const auto& covered = covered_.of(pod.barriers);
+    const auto& covered = covered_[pod.barriers];
     for (uint32_t from = 0; from < world_; ++from) {
       for (uint32_t ring = 0; ring < rings_; ++ring) {
         require(from, ring, rank, covered[(size_t{from} * rings_ + ring) * world_ + rank],
@@ -372,27 +383,14 @@ class OrderChecker {
     }
   }
 
-  // By barrier: what each domain had pushed when its rank entered.
-  class Covered {
-   public:
-    std::vector<uint64_t>& try_emplace_back(uint64_t number, size_t domains) {
-      if (by_barrier_.size() < number) by_barrier_.resize(number);
-      by_barrier_[number - 1].resize(domains);
-      return by_barrier_[number - 1];
-    }
-    const std::vector<uint64_t>& of(uint64_t number) const { return by_barrier_[number - 1]; }
-
-   private:
-    std::vector<std::vector<uint64_t>> by_barrier_;
-  };
-
   std::vector<agent::Session*> sessions_;
   const Rules rules_;
   std::minstd_rand random_;
   uint32_t world_ = 0, rings_ = 0;
   std::vector<OrderDomain> domains_;
   std::vector<Pod> pods_;
-  Covered covered_;
+  // By barrier: what each domain had pushed when its rank entered.
+  std::map<uint64_t, std::vector<uint64_t>> covered_;
   uint64_t barriers_begun_ = 0;
   uint64_t commands_ = 0;
   std::string fault_;

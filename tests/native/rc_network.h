@@ -1,9 +1,11 @@
 // A network within one process whose connections keep order, and break: what is under way is then
 // done at the peer or not, packets of an old connection still arrive, and each end learns of it in
 // a time of its own. Connections are made by the greetings of verbs_greeting.h, some of which get
-// lost. One seed decides all; used by one thread at a time. For mend_test.cc.
+// lost. What a connection brought and nobody polled goes with it when it is destroyed, as with some
+// drivers. One seed decides all; used by one thread at a time. For mend_test.cc.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -31,8 +33,11 @@ struct RcRules {
   uint32_t miss_one_in = 4;       // greetings
   uint32_t give_up_one_in = 200;  // steps until an end sees that its peer does not answer
   size_t queue = 64;              // writes of one connection under way
+  size_t polled = 64;             // completions of one poll
   uint64_t max_bytes = 512;
-  bool still = false;  // nothing moves, and nobody meets
+  bool still = false;       // nothing moves, and nobody meets
+  bool unanswered = false;  // what is done completes only by a break
+  bool busy = false;        // each poll finds something, of others
 };
 
 class RcEndpoint;
@@ -49,6 +54,11 @@ class RcNetwork {
   uint64_t done_unanswered() const { return done_unanswered_; }  // writes whose answer was lost
   inline void break_all();                                       // every connection, at both ends
   inline bool all_met() const;
+  inline uint64_t under_way() const;
+  inline uint64_t done() const;  // of these, at the peer
+  inline void kill(size_t from, size_t to);
+  // Queue pairs that one endpoint began to end or made, at most, from one poll to the next.
+  uint64_t most_work() const { return most_work_; }
   uint64_t late() const { return late_; }  // writes that arrived after their connection had broken
 
  private:
@@ -59,7 +69,7 @@ class RcNetwork {
   std::minstd_rand random_;
   bool stopped_ = false;
   std::vector<RcEndpoint*> endpoints_;
-  uint64_t posted_ = 0, breaks_ = 0, done_unanswered_ = 0, late_ = 0;
+  uint64_t posted_ = 0, breaks_ = 0, done_unanswered_ = 0, late_ = 0, most_work_ = 0;
 };
 
 class RcEndpoint {
@@ -91,7 +101,7 @@ class RcEndpoint {
   }
   bool met(PeerIndex peer) const { return ends_[peer].alive && ends_[peer].link.met(); }
   void attend() {}
-  const std::string& fault(PeerIndex) const { return none_; }
+  const std::string& fault(PeerIndex peer) const { return ends_[peer].fault; }
   uint64_t max_bytes() const { return network_.rules.max_bytes; }
   bool gathers() const { return true; }
   ssize_t write(PeerIndex peer, Pieces pieces, void* context) {
@@ -105,11 +115,16 @@ class RcEndpoint {
   }
   size_t poll(Completion* out, size_t capacity) {
     network_.step();
+    network_.most_work_ = std::max(network_.most_work_, work_);
+    work_ = 0;
     size_t got = 0;
-    for (; got < capacity && !completions_.empty(); ++got) {
-      out[got] = completions_.front();
+    while (got < std::min(capacity, network_.rules.polled) && !completions_.empty()) {
+      const Queued queued = completions_.front();
       completions_.pop_front();
+      if (queued.last) ends_[queued.end].drained = true;
+      if (!queued.last) out[got++] = queued.completion;
     }
+    if (got == 0 && network_.rules.busy) out[got++] = {};
     return got;
   }
   int wait_fd() { return agent::kNoWaitFd; }
@@ -121,17 +136,32 @@ class RcEndpoint {
     broken_.pop_back();
     return true;
   }
-  void sever(PeerIndex peer) {
+  bool sever(PeerIndex peer) {
     End& end = ends_[peer];
-    end.alive = false;
-    end.incoming.clear();  // of the peer's old connection
+    if (!end.ending) {
+      work_ += 1;
+      end.ending = true;
+      end.incoming.clear();  // of the peer's old connection
+      completions_.push_back({{}, peer, true});
+    }
+    if (!end.drained) return false;
+    destroy(end);
+    return true;
   }
   void remake(PeerIndex peer, uint32_t taken) {
     End& end = ends_[peer];
+    work_ += 1;
+    destroy(end);
     end.link = again(end.link);
     end.told = taken;
     end.alive = true;
-    end.failed = false;
+    end.failed = end.ending = end.drained = false;
+  }
+  void kill(PeerIndex peer, const std::string& why) {
+    End& end = ends_[peer];
+    if (!end.fault.empty()) return;
+    end.fault = why;
+    flush(end, EIO);
   }
   uint32_t taken(PeerIndex peer) const { return ends_[peer].taken; }
   const std::string& broken_by(PeerIndex) const { return why_; }
@@ -153,12 +183,18 @@ class RcEndpoint {
     uint32_t imm;
     bool has_imm, done;
   };
+  struct Queued {
+    Completion completion;
+    size_t end;         // whose queue pair's it is
+    bool last = false;  // nothing of that one is behind it
+  };
   // Of a connection; its flights are on their way to the peer.
   struct End {
     size_t peer;
     uint32_t own_domain, their_domain;
     agent::Acquaintance link{};
-    bool alive = true, failed = false;
+    bool alive = true, failed = false, ending = false, drained = false;
+    std::string fault{};
     uint32_t told = 0, taken = 0;
     std::deque<Flight> flights{};
     // What came of the peer's connection after it had broken there: it may be done while this end
@@ -168,6 +204,7 @@ class RcEndpoint {
 
   ssize_t post(PeerIndex peer, Pieces pieces, const uint32_t* imm, void* context) {
     End& end = ends_[peer];
+    if (!end.fault.empty()) return -ENOTCONN;
     if (!met(peer) || end.failed) return -EAGAIN;
     if (end.flights.size() >= network_.rules.queue || network_.one_in(network_.rules.refuse_one_in))
       return -EAGAIN;
@@ -199,7 +236,7 @@ class RcEndpoint {
     network_.endpoints_[end.peer]->hear_from(*other, greeting);
   }
   void hear_from(End& end, const agent::Greeting& greeting) {
-    if (!end.alive || end.failed) return;
+    if (!end.alive || end.failed || !end.fault.empty()) return;
     const agent::Answer answer = hear(end.link, greeting);
     if (answer == agent::Answer::kConflict) fail(end);
     if (answer == agent::Answer::kConnect) {
@@ -209,29 +246,43 @@ class RcEndpoint {
     if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) greet(end);
   }
 
-  // The connection breaks at this end: all that is under way fails. Some of it is still in the
-  // network and arrives later, with the bytes that it was sent with.
+  size_t index_of(const End& end) const { return static_cast<size_t>(&end - &ends_[0]); }
+
+  void destroy(End& end) {
+    end.alive = false;
+    const size_t index = index_of(end);
+    std::erase_if(completions_, [index](const Queued& queued) { return queued.end == index; });
+  }
+
+  // The connection breaks at this end.
   void fail(End& end) {
-    if (end.failed || !end.alive) return;
+    if (end.failed || !end.alive || !end.fault.empty()) return;
     end.failed = true;
     end.link.acknowledged = 0;
     network_.breaks_ += 1;
+    flush(end, agent::kBroken);
+    broken_.push_back(index_of(end));
+  }
+
+  // All that is under way fails. Some of it is still in the network and arrives later, with the
+  // bytes that it was sent with.
+  void flush(End& end, int error) {
     RcEndpoint& to = *network_.endpoints_[end.peer];
     End* other = other_end(end);
     size_t under_way = end.flights.empty() ? 0 : network_.random_() % (end.flights.size() + 1);
     for (Flight& flight : end.flights) {
       network_.done_unanswered_ += flight.done ? 1 : 0;
-      if (!flight.done && under_way > 0 && other != nullptr && other->alive &&
+      if (!flight.done && under_way > 0 && other != nullptr && other->alive && !other->ending &&
           other->link.seen == flight.generation) {
         under_way -= 1;
         std::vector<Store> stores;
         for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
         other->incoming.emplace_back(std::move(stores), flight);
       }
-      completions_.push_back({flight.context, false, 0, agent::kBroken, why_});
+      const std::string& why = end.fault.empty() ? why_ : end.fault;
+      completions_.push_back({{flight.context, false, 0, error, why}, index_of(end)});
     }
     end.flights.clear();
-    broken_.push_back(static_cast<PeerIndex>(&end - &ends_[0]));
   }
 
   Store read(const Piece& piece) {
@@ -242,28 +293,29 @@ class RcEndpoint {
     const auto* data = static_cast<const std::byte*>(piece.data);
     return {memory_[piece.key].data + piece.address, {data, data + piece.bytes}};
   }
-  void receive(const std::vector<Store>& stores, const Flight& flight) {
+  void receive(const End& end, const std::vector<Store>& stores, const Flight& flight) {
     for (const Store& store : stores)
       std::memcpy(store.target, store.bytes.data(), store.bytes.size());
-    if (flight.has_imm) completions_.push_back({nullptr, true, flight.imm, 0, ""});
+    if (flight.has_imm) completions_.push_back({{nullptr, true, flight.imm, 0, ""}, index_of(end)});
   }
 
   // One step of one connection.
   void step(End& end) {
     End* other = other_end(end);
     if (!end.incoming.empty() && network_.one_in(2)) {
-      receive(end.incoming.front().first, end.incoming.front().second);
+      receive(end, end.incoming.front().first, end.incoming.front().second);
       end.incoming.pop_front();
       network_.late_ += 1;
       return;
     }
-    if (!end.alive || end.failed) return;
+    if (!end.alive || end.failed || !end.fault.empty()) return;
     const bool idle = end.flights.empty();
     if ((!idle || network_.one_in(16)) && network_.one_in(network_.rules.break_one_in))
       return fail(end);
     if (idle) return;
     const bool answers = other != nullptr && other->alive && !other->failed &&
-                         other->link.seen == end.link.generation && other->incoming.empty();
+                         other->fault.empty() && other->link.seen == end.link.generation &&
+                         other->incoming.empty();
     if (!answers) {
       if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
       return;
@@ -274,24 +326,24 @@ class RcEndpoint {
         RcEndpoint& to = *network_.endpoints_[end.peer];
         std::vector<Store> stores;
         for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
-        to.receive(stores, flight);
+        to.receive(*other, stores, flight);
         flight.done = true;
         return;
       }
     }
-    if (!end.flights.front().done) return;
-    completions_.push_back({end.flights.front().context, false, 0, 0, ""});
+    if (!end.flights.front().done || network_.rules.unanswered) return;
+    completions_.push_back({{end.flights.front().context, false, 0, 0, ""}, index_of(end)});
     end.flights.pop_front();
   }
 
   RcNetwork& network_;
   const size_t name_;
-  const std::string none_;
   const std::string why_ = "it broke";
   std::vector<Memory> memory_;
-  std::deque<Completion> completions_;
+  std::deque<Queued> completions_;
   std::vector<PeerIndex> broken_;
   std::vector<End> ends_;
+  uint64_t work_ = 0;  // since the last poll
 };
 static_assert(agent::Mending<RcEndpoint>);
 
@@ -309,6 +361,13 @@ void RcNetwork::break_all() {
   }
 }
 
+void RcNetwork::kill(size_t from, size_t to) {
+  RcEndpoint& endpoint = *endpoints_[from];
+  for (PeerIndex i = 0; i < endpoint.ends_.size(); ++i) {
+    if (endpoint.ends_[i].peer == to) endpoint.kill(i, "it was killed");
+  }
+}
+
 bool RcNetwork::all_met() const {
   for (const RcEndpoint* endpoint : endpoints_) {
     for (PeerIndex i = 0; i < endpoint->ends_.size(); ++i) {
@@ -316,6 +375,26 @@ bool RcNetwork::all_met() const {
     }
   }
   return true;
+}
+
+uint64_t RcNetwork::under_way() const {
+  uint64_t out = 0;
+  for (const RcEndpoint* endpoint : endpoints_) {
+    for (const RcEndpoint::End& end : endpoint->ends_) out += end.flights.size();
+  }
+  return out;
+}
+
+uint64_t RcNetwork::done() const {
+  uint64_t out = 0;
+  for (const RcEndpoint* endpoint : endpoints_) {
+    for (const RcEndpoint::End& end : endpoint->ends_) {
+      out += static_cast<uint64_t>(
+          std::count_if(end.flights.begin(), end.flights.end(),
+                        [](const RcEndpoint::Flight& flight) { return flight.done; }));
+    }
+  }
+  return out;
 }
 
 }  // namespace epfabric::test

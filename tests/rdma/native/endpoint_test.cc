@@ -146,47 +146,6 @@ TEST_CASE("what is under way on a killed queue pair fails with the reason, each 
   CHECK(ends.b.records.empty());
 }
 
-TEST_CASE("a connection that broke at one end is made anew by both, and says what was taken") {
-  Ends ends;
-  ends.link(0);
-  const Piece piece = ends.a.piece(0, 64, ends.b, 4096);
-  uint32_t taken = 0;
-  for (int round = 0; round < 4; ++round) {
-    CAPTURE(round);
-    fill(ends.a, 0, 64, round);
-    Probe probe;
-    REQUIRE(ends.a.endpoint.write_with_imm(ends.to_b, {&piece, 1}, 1, &probe) == 0);
-    ends.until([&] { return probe.error != -1 && ends.b.records.size() == taken + 1; });
-    CHECK(probe.error == 0);
-    CHECK(holds(ends.b, 4096, 64, round));
-    taken += 1;
-    ends.b.endpoint.disturb(ends.to_a, "the test breaks it");
-    // The other end learns of it by the new connection's greeting.
-    bool remade_a = false, remade_b = false;
-    ends.until([&] {
-      PeerIndex broken = 0;
-      if (ends.b.endpoint.next_broken(broken)) {
-        ends.b.endpoint.sever(broken);
-        while (ends.b.poll() > 0) {
-        }
-        ends.b.endpoint.remake(broken, taken);
-        remade_b = true;
-      }
-      if (ends.a.endpoint.next_broken(broken)) {
-        ends.a.endpoint.sever(broken);
-        ends.a.endpoint.remake(broken, 0);
-        remade_a = true;
-      }
-      ends.a.endpoint.meet();
-      ends.b.endpoint.meet();
-      return remade_a && remade_b && ends.a.endpoint.met(ends.to_b) &&
-             ends.b.endpoint.met(ends.to_a);
-    });
-    CHECK(ends.a.endpoint.taken(ends.to_b) == taken);
-    CHECK(ends.b.endpoint.taken(ends.to_a) == 0);
-  }
-}
-
 TEST_CASE("the descriptor to wait on becomes readable when a record comes") {
   Ends ends;
   ends.link(0);

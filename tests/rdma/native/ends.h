@@ -20,6 +20,11 @@ inline VerbsPort port_at(char end, int rail) {
   const std::string number = std::to_string(rail);
   return {std::string("r") + end + number, 1, "10.9." + number + (end == 'a' ? ".1" : ".2"), 64};
 }
+inline VerbsPort port_at(char end, int rail, uint32_t psn) {
+  VerbsPort out = port_at(end, rail);
+  out.psn = psn;
+  return out;
+}
 
 // What an operation begins with, and what came of it.
 struct Probe {
@@ -60,8 +65,11 @@ struct End {
 };
 
 struct Ends {
-  End a{port_at('a', 0)}, b{port_at('b', 0)};
+  End a, b;
   PeerIndex to_b = 0, to_a = 0;
+
+  explicit Ends(const VerbsPort& at_a = port_at('a', 0), const VerbsPort& at_b = port_at('b', 0))
+      : a(at_a), b(at_b) {}
 
   template <class Done>
   void until(Done&& done) {
@@ -81,6 +89,25 @@ struct Ends {
       a.endpoint.meet();
       b.endpoint.meet();
       return a.endpoint.met(to_b) && b.endpoint.met(to_a);
+    });
+  }
+  // Makes the link anew at both ends, of which at least one has broken; each says how many records
+  // it has.
+  void mend() {
+    bool broken_a = false, broken_b = false;
+    const auto step = [](End& end, PeerIndex peer, bool& broken) {
+      PeerIndex found = 0;
+      if (end.endpoint.next_broken(found)) broken = true;
+      if (broken && end.endpoint.sever(peer)) {
+        end.endpoint.remake(peer, static_cast<uint32_t>(end.records.size()));
+        broken = false;
+      }
+      end.endpoint.meet();
+    };
+    until([&] {
+      step(a, to_b, broken_a);
+      step(b, to_a, broken_b);
+      return !broken_a && !broken_b && a.endpoint.met(to_b) && b.endpoint.met(to_a);
     });
   }
 };
