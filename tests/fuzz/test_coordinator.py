@@ -12,11 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from epfabric_agent.groups.admission import MAX_REASON
 from epfabric_agent.groups.bounds import MAX_BLOB, MAX_EPOCH, MAX_NAME, fault_of_plan
 from epfabric_agent.groups.coordinator import Coordinator, Seat
 from epfabric_agent.groups.membership import Membership, Stage
-from epfabric_agent.groups.state import GroupState, Limits
+from epfabric_agent.groups.state import MAX_REASON, GroupState, Limits
 from epfabric_agent.peers.server import PeerService
 from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.proto import peer_pb2 as pb

@@ -8,10 +8,8 @@ from epfabric import limits
 from epfabric.messages import BAD_REQUEST
 
 from epfabric_agent.groups.bounds import fault_of_rank
-from epfabric_agent.groups.state import Entrant, Send
+from epfabric_agent.groups.state import MAX_REASON, Entrant, Send
 from epfabric_agent.proto import peer_pb2 as pb
-
-MAX_REASON = 1000
 
 
 def outside(entrant: Entrant) -> Send | None:

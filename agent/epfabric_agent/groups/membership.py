@@ -10,13 +10,14 @@ from __future__ import annotations
 import enum
 from dataclasses import replace
 
-from epfabric_agent.groups.admission import MAX_REASON, duplicate, misfit, outside, refused
+from epfabric_agent.groups.admission import duplicate, misfit, outside, refused
 from epfabric_agent.groups.bounds import MAX_LAST_EPOCH
 from epfabric_agent.groups.departures import Departures, Round
 from epfabric_agent.groups.ranges import format_ranges, spoken
 from epfabric_agent.groups.rollcall import RollCalls
 from epfabric_agent.groups.roster import Roster
 from epfabric_agent.groups.state import (
+    MAX_REASON,
     Action,
     Entrant,
     GroupState,

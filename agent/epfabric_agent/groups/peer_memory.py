@@ -16,6 +16,7 @@ from epfabric.messages import NvlinkKind
 from epfabric_crds.node import PeerMemory
 
 from epfabric_agent.groups.ranges import format_ranges, spoken
+from epfabric_agent.groups.state import MAX_REASON
 
 if TYPE_CHECKING:
     from epfabric_agent.groups.local_rank import LocalRank
@@ -125,5 +126,6 @@ def peer_memory(parts: Iterable[Part]) -> tuple[PeerMemory, ...]:
     for part in parts:
         if part.epoch is not None and part.epoch.ranks:
             said = verdict(part.epoch.ranks.values())
-            found.append(PeerMemory(group=part.group, nvlink=said.kind, reason=said.reason))
+            reason = said.reason[:MAX_REASON]
+            found.append(PeerMemory(group=part.group, nvlink=said.kind, reason=reason))
     return tuple(sorted(found, key=lambda one: one.group))

@@ -8,6 +8,7 @@ from typing import Literal
 from epfabric_agent.proto import peer_pb2 as pb
 
 Phase = Literal["Forming", "Ready", "Completed", "Failed"]
+MAX_REASON = 1000  # characters
 
 
 @dataclass(frozen=True)

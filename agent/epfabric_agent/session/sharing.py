@@ -100,7 +100,7 @@ class Sharing:
         waited_for = local.tried is not None and not local.tried.done()
         if not waited_for and local.stage is not Stage.JOINED:
             raise Refusal("bad-state", "nothing is to be tried now")
-        local.say(Nvlink(request.nvlink, request.reason))
+        local.say(Nvlink(request.nvlink, plain(request.reason)))
         self._part.changed()
         return messages.TriedReply()
 
@@ -130,6 +130,15 @@ class Sharing:
     def _give_back(self, count: int) -> None:
         self._held -= count
         self._quota.give_back_descriptors(self._pod, count)
+
+
+def plain(text: str) -> str:
+    """A pod's text as a log line and a status can hold it: printable ASCII, else a question mark.
+
+    An apply patch is YAML, which knows no surrogates: one of them would keep the whole status from
+    being written.
+    """
+    return "".join(one if one.isascii() and one.isprintable() else "?" for one in text)
 
 
 def check(fd: int) -> None:

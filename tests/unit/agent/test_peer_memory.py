@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 from epfabric import messages
-from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.groups.local_rank import LocalRank, Stage
 from epfabric_agent.groups.part import Part
 from epfabric_agent.groups.peer_memory import (
     TRIAL,
@@ -29,6 +29,8 @@ from epfabric_agent.session.quota import (
     Quota,
     QuotaError,
 )
+from epfabric_agent.session.sharing import Sharing
+from epfabric_crds.definitions import problems
 
 REACHED = Nvlink("posix_fd", "wrote")
 
@@ -91,6 +93,38 @@ async def test_a_rank_that_never_says_what_it_tried_is_not_waited_for_long() -> 
     assert ranks[2].nvlink is not None
     assert "did not say" in ranks[2].nvlink.reason
     assert all(local.tried is None for local in ranks)
+
+
+def status_problems(ranks: dict[int, LocalRank]) -> list[str]:
+    """Of a node's status that shows these ranks, as the definition has them."""
+    part = SimpleNamespace(group="ns/g", epoch=SimpleNamespace(ranks=ranks))
+    (shown,) = peer_memory([cast(Part, part)])
+    assert shown.reason.isascii()
+    assert shown.reason.isprintable()
+    body = {"peerMemory": [{"group": shown.group, "nvlink": shown.nvlink, "reason": shown.reason}]}
+    return problems("EPFabricNode", {"spec": {"fabric": "f", "nodeUid": "u"}, "status": body})
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\ud800", "a\nb", "a\x1b[2J", "\u202e", "é"])
+def test_no_text_of_a_rank_keeps_its_node_s_status_from_being_written(text: str) -> None:
+    ranks = {number: rank(number) for number in range(2)}
+    for local in ranks.values():
+        local.stage = Stage.JOINED
+        part = cast(Part, SimpleNamespace(changed=lambda: None))
+        sharing = Sharing(cast(Connection, None), pod("a"), Quota(0, 0), part, local)
+        sharing.tried(messages.Tried(nvlink="none", reason=f"no {text} memory"))
+    assert status_problems(ranks) == []
+    assert ranks[0].nvlink is not None
+    assert ranks[0].nvlink.reason.startswith("no ")
+    assert ranks[0].nvlink.reason.endswith(" memory")
+
+
+@pytest.mark.parametrize("nvlink", [REACHED, None])
+def test_a_status_has_room_for_what_many_strided_ranks_found(nvlink: Nvlink | None) -> None:
+    ranks = {number: rank(number, nvlink) for number in range(1000, 1600, 2)}
+    ranks[0] = rank(0, REACHED)
+    assert len(verdict(ranks.values()).reason) > 1024, "nothing has to be cut"
+    assert status_problems(ranks) == []
 
 
 async def test_offers_end_once_and_wake_who_waits() -> None:
