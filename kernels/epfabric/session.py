@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SOCKET = "/var/run/epfabric/agent.sock"
 _LEAVE_TIMEOUT_S = 30.0
 _ANSWER_MARGIN_S = 10.0
-_OPEN_S = 60.0  # once all ranks are there
+_OPEN_S = 60.0  # once all ranks are there; the agent's bound and a margin
 
 R = TypeVar("R", bound=messages.Reply)
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -130,7 +130,7 @@ class Session:
         """
         if self.epoch is not None:
             raise SessionError("this session has joined its group already")
-        limit = self._hello.join_timeout_ms / 1000 + _ANSWER_MARGIN_S
+        limit = self._hello.join_timeout_ms / 1000 + _OPEN_S
         trial = Trial(self.broker, self.rank, self._maker)
         with self._asking, trial:
             self._send(messages.Join())

@@ -17,6 +17,7 @@ from epfabric_agent.groups.coordinator import NearLink
 from epfabric_agent.groups.ending import drained
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.part_epoch import EpochPart
+from epfabric_agent.groups.state import OPEN_S
 from epfabric_agent.peers.link import Link, LinkBroken, NotCoordinator, OtherVersion
 from epfabric_agent.proto import peer_pb2 as pb
 
@@ -67,7 +68,7 @@ class Part(EpochPart):
         return self._handle
 
     async def join(self, local: LocalRank) -> messages.Reply:
-        """Waits for the epoch; bounded by the coordinator's joinTimeout and a margin."""
+        """Waits for the epoch; bounded by the coordinator's bounds, each with a margin."""
         if local.stage is not Stage.OPEN:
             raise Refusal("bad-state", f"this session is {local.stage.value}; join comes once")
         local.stage = Stage.JOINING
@@ -76,15 +77,21 @@ class Part(EpochPart):
             self._enter(local)
         self._follow_soon()
         limit_s = self._context.join_timeout_s + JOIN_MARGIN_S
-        try:
-            return await asyncio.wait_for(local.answer, limit_s)
-        except TimeoutError:
-            self._withdraw(local)
-            return messages.ErrorReply(
-                code="join-timeout",
-                message=f"no agent coordinates group {self.group} after {limit_s:g} s: rank 0 has "
-                "not attached; look at the pod that should hold it, and at its node's agent",
-            )
+        why = (
+            f"no agent coordinates group {self.group} after {limit_s:g} s: rank 0 has not "
+            "attached; look at the pod that should hold it, and at its node's agent"
+        )
+        done, _ = await asyncio.wait([local.answer], timeout=limit_s)
+        if not done and self._in_epoch(local):
+            # The last rank may have come just now: what follows has a bound of its own, which the
+            # coordinator keeps. To withdraw before it passed would end the epoch for all.
+            limit_s = OPEN_S + JOIN_MARGIN_S
+            why = f"group {self.group} was not open {limit_s:g} s after all its ranks were there"
+            done, _ = await asyncio.wait([local.answer], timeout=limit_s)
+        if done:
+            return local.answer.result()
+        self._withdraw(local)
+        return messages.ErrorReply(code="join-timeout", message=why)
 
     async def leave(self, local: LocalRank) -> messages.Reply:
         """Orderly end: what the rank began is finished, then nobody writes to it any more."""
@@ -115,8 +122,7 @@ class Part(EpochPart):
         """The session ended; an epoch that it was part of fails."""
         if local.stage is Stage.LEAVING:
             return  # leave() brings it to its end
-        in_epoch = self.epoch is not None and self.epoch.ranks.get(local.rank) is local
-        if in_epoch:
+        if self._in_epoch(local):
             await self._lose(local, why)
             return
         if local.stage is Stage.JOINING:
@@ -206,6 +212,9 @@ class Part(EpochPart):
             finally:
                 # This task may be cancelled again and again; the link is closed all the same.
                 await asyncio.shield(self._aside(link.close()))
+
+    def _in_epoch(self, local: LocalRank) -> bool:
+        return self.epoch is not None and self.epoch.ranks.get(local.rank) is local
 
     def _wants_link(self) -> bool:
         busy = (Stage.JOINING, Stage.JOINED, Stage.LEAVING)

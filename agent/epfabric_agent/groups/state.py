@@ -9,6 +9,7 @@ from epfabric_agent.proto import peer_pb2 as pb
 
 Phase = Literal["Forming", "Ready", "Completed", "Failed"]
 MAX_REASON = 1000  # characters
+OPEN_S = 40.0  # once all ranks are there
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Limits:
     """Bounds of the coordinator's waits, in seconds; what a loss means; how barriers are made."""
 
     join_s: float
-    open_s: float = 40.0
+    open_s: float = OPEN_S
     quiesce_s: float = 15.0
     mask: bool = False
     """A lost rank is masked and its epoch goes on; else the epoch fails."""

@@ -18,7 +18,8 @@ from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.coordinator import Coordinator, Seat
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.membership import Membership
-from epfabric_agent.groups.part import Part
+from epfabric_agent.groups.part import JOIN_MARGIN_S, Part
+from epfabric_agent.groups.peer_memory import TRIAL, Nvlink, Offered
 from epfabric_agent.groups.state import Limits
 from epfabric_agent.peers.client import PeerClient
 from epfabric_agent.proto import peer_pb2 as pb
@@ -55,7 +56,7 @@ class HeldCore:
 class Node(Coordinator):
     """The only node of a group, and its coordinator; `told` is what the pods and the agent hear."""
 
-    def __init__(self) -> None:
+    def __init__(self, join_s: float = WAIT_S) -> None:
         limits = Limits(join_s=WAIT_S, mask=True)
         super().__init__(Membership(GROUP, 0, limits, bytes(16)), lambda _: None, lambda: None)
         self.core = HeldCore(_native.Core(address="127.0.0.1", provider="", idle="adaptive"))
@@ -69,7 +70,7 @@ class Node(Coordinator):
                 endpoint="a:1",
                 core=cast("_native.Core", self.core),
                 client=cast("PeerClient", None),  # nobody else is there to be attended
-                join_timeout_s=WAIT_S,
+                join_timeout_s=join_s,
                 barrier_timeout_ms=60_000,
                 dissemination=False,
                 nic_faults=lambda seconds: f"NICs: nothing in {seconds:g} s",
@@ -141,8 +142,8 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def node() -> AsyncIterator[Node]:
-    made = Node()
+async def node(join_s: float = WAIT_S) -> AsyncIterator[Node]:
+    made = Node(join_s)
     try:
         yield made
     finally:
@@ -184,6 +185,23 @@ async def test_an_epoch_that_fails_without_a_reason_ends_its_ranks_all_the_same(
         here.seat.outbox.put_nowait(pb.ToMember(fail=pb.Fail(epoch=1)))
         await until(lambda: not here.part.ranks)
         assert all(local.failure for local in ranks)
+
+
+async def test_a_join_does_not_end_an_epoch_that_opens_longer_than_ranks_are_waited_for() -> None:
+    limit_s = 3.0
+    async with node(limit_s - JOIN_MARGIN_S) as here:
+        ranks = [here.hello(rank) for rank in range(WORLD)]
+        for local in ranks:
+            local.offers.add(TRIAL, Offered(-1, 4096, ""))
+        joins = [asyncio.create_task(here.part.join(local)) for local in ranks]
+        await until(lambda: all(local.tried is not None for local in ranks))
+        await asyncio.wait(joins, timeout=limit_s + 1)  # they try each other's memory meanwhile
+        for local in ranks:
+            local.say(Nvlink("none", "tried for long"))
+        for reply in await asyncio.wait_for(asyncio.gather(*joins), WAIT_S):
+            assert isinstance(reply, messages.JoinReply), reply
+        for local in ranks:
+            await here.leave(local)
 
 
 async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:
