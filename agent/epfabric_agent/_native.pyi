@@ -201,12 +201,15 @@ class Core:
         adaptive: bool = False,
         packing: int = 8,
         early_pop: bool = True,
+        nics_per_gpu: int = 1,
+        qp_selection: str = "leastInflight",
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
         an epoch fails when a peer acknowledges nothing for that long though it should. gated: the
         protocol for networks without order, whatever the provider keeps (the same at every agent
         of a group). adaptive: below the limits, caps follow the latency of completions, where the
-        peer's NIC makes them."""
+        peer's NIC makes them. nics_per_gpu: above 1, writes are striped over up to so many of
+        `ports` (at every agent of a group, or at none); qp_selection: leastInflight, roundRobin."""
     def open_session(
         self,
         *,

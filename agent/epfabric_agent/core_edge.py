@@ -37,6 +37,8 @@ class CoreSettings:
     early_pop: bool
     idle: str
     histogram_scale: int
+    nics_per_gpu: int
+    qp_selection: str
 
 
 class CoreEdge:

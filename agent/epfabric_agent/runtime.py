@@ -146,7 +146,7 @@ class Runtime:
         memory = settings.memory
         self._quota.set_limits(memory.per_pod_bytes, memory.per_node_bytes, settings.tenants)
         await self._start_telemetry(settings)
-        wanted = _core_settings(settings, choice) if choice.usable else None
+        wanted = core_settings(settings, choice) if choice.usable else None
         changed = self.core.settings != wanted
         if changed and self.sessions:
             self._behind = (
@@ -285,7 +285,7 @@ class Runtime:
                 self._inventory = await asyncio.to_thread(self._discover, self._machine)
                 self._refusals.add(wanted.ports, str(error), self._inventory.rdma_ports)
                 choice = self._choose(settings)
-                wanted = _core_settings(settings, choice) if choice.usable else None
+                wanted = core_settings(settings, choice) if choice.usable else None
             else:
                 return choice
 
@@ -382,8 +382,9 @@ class Runtime:
         await asyncio.to_thread(self._traces.apply, traces, TELEMETRY_S)
 
 
-def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
+def core_settings(settings: Settings, choice: Choice) -> CoreSettings:
     proxies = settings.proxies
+    stripes = settings.high_throughput
     return CoreSettings(
         provider=choice.provider,
         ports=choice.ports,
@@ -395,4 +396,6 @@ def _core_settings(settings: Settings, choice: Choice) -> CoreSettings:
         early_pop=settings.low_latency.early_pop,
         idle=proxies.idle,
         histogram_scale=max(settings.telemetry.histogram_scale, 0),
+        nics_per_gpu=stripes.nics_per_gpu,
+        qp_selection=stripes.qp_selection,
     )

@@ -12,7 +12,7 @@ namespace epfabric::agent {
 namespace {
 
 constexpr uint32_t kMagic = 0x20425045;  // "EPB "
-constexpr uint32_t kMaxAddressBytes = 256;
+constexpr uint32_t kMaxAddressBytes = 4096;
 
 class Writer {
  public:

@@ -50,6 +50,9 @@ void check_settings(const CoreSettings& settings) {
           "histogram_scale is 0-8");
   require(settings.packing >= 1 && settings.packing <= Joining::kMost, "packing is 1-8");
   require(settings.limits.stall_ns > 0, "stall_timeout_ms is at least 1");
+  require(settings.stripes >= 1 && settings.stripes <= kMaxLines, "nics_per_gpu is 1-8");
+  require(settings.selection == "leastInflight" || settings.selection == "roundRobin",
+          "qp_selection is 'leastInflight' or 'roundRobin'");
   if (settings.provider.empty()) return;
   in6_addr ignored;
   require(::inet_pton(AF_INET, settings.address.c_str(), &ignored) == 1 ||
@@ -75,6 +78,8 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   proxy_settings_.limits.joining.busy = settings.early_pop ? kEarlyPop : 1;
   proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
   proxy_settings_.ports = settings.ports;
+  proxy_settings_.stripes = settings.stripes;
+  if (settings.selection == "roundRobin") proxy_settings_.selection = Selection::kRoundRobin;
   for (VerbsPort& port : proxy_settings_.ports) {
     port.inflight = settings.limits.inflight;
     const VerbsEndpoint trial(port);
@@ -191,7 +196,8 @@ void Core::require_room(const Epoch& epoch) const {
   if (!error.empty()) throw NativeError(error);
 }
 
-// Proxies are spread over the ports; each of them has the registrations of one.
+// Proxies are spread over the ports; each of them has the registrations of one. A striped link
+// takes a connection of each of its ports.
 DeviceLimits Core::limits_of_ports() const {
   DeviceLimits out = watched_.front()->limits();
   for (size_t i = 1; i < watched_.size(); ++i) {
@@ -200,6 +206,7 @@ DeviceLimits Core::limits_of_ports() const {
     out.registrations = std::min(out.registrations, more.registrations);
     out.of += ", " + more.of;
   }
+  out.connections /= std::min<uint64_t>(settings_.stripes, watched_.size());
   return out;
 }
 

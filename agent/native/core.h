@@ -25,7 +25,9 @@ struct CoreSettings {
   bool adaptive = false;              // caps below the limits follow the completions' latency
   uint32_t packing = Joining::kMost;  // WRITEs in a message to one destination, at most
   bool early_pop = true;              // what is there goes at once while few are under way
-  bool gated = false;  // the protocol for networks without order, whatever the provider keeps
+  bool gated = false;    // the protocol for networks without order, whatever the provider keeps
+  uint32_t stripes = 1;  // ports over which a proxy's writes go, where above 1; else one
+  std::string selection = "leastInflight";  // of these, or "roundRobin"
 };
 
 struct RemoteRank {

@@ -17,6 +17,7 @@ class NoRemote {
   size_t connect() { return 0; }
   std::string unreachable() const { return ""; }
   Posted write(const WritePart&, const SignalPart*) { return {}; }
+  std::vector<std::byte> address() const { return {}; }
   Posted signal(const SignalPart&) { return {}; }
   Applied atomic(const AtomicPart&) { return {}; }
   const char* answer(Link&, const ControlRecord&) { return nullptr; }

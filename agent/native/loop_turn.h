@@ -144,8 +144,10 @@ bool Loop<Remote>::handle_request() {
   Request* request = proxy_.pending_request();
   if (request == nullptr) return false;
   try {
-    if (request->kind == Request::Kind::kAddRegion)
+    if (request->kind == Request::Kind::kAddRegion) {
       request->key = remote_.add_region(*request->region);
+      proxy_.address_ = remote_.address();  // a striped one names what is registered
+    }
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
   } catch (const std::exception& error) {  // NativeError, or no memory
     request->error = error.what();

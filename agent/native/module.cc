@@ -214,7 +214,8 @@ void bind_core(nb::module_& module) {
           [](Core* self, const std::string& address, const std::string& provider,
              uint32_t drain_batch, uint32_t max_inflight, uint64_t max_inflight_bytes,
              const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms,
-             const Ports& ports, bool gated, bool adaptive, uint32_t packing, bool early_pop) {
+             const Ports& ports, bool gated, bool adaptive, uint32_t packing, bool early_pop,
+             uint32_t nics_per_gpu, const std::string& qp_selection) {
             std::vector<VerbsPort> verbs;
             for (const auto& [device, port, gid] : ports) verbs.push_back({device, port, gid});
             new (self) Core({address,
@@ -228,13 +229,16 @@ void bind_core(nb::module_& module) {
                              adaptive,
                              packing,
                              early_pop,
-                             gated});
+                             gated,
+                             nics_per_gpu,
+                             qp_selection});
           },
           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000,
           "ports"_a = Ports{}, "gated"_a = false, "adaptive"_a = false,
-          "packing"_a = Joining::kMost, "early_pop"_a = true, Unlocked())
+          "packing"_a = Joining::kMost, "early_pop"_a = true, "nics_per_gpu"_a = 1,
+          "qp_selection"_a = "leastInflight", Unlocked())
       .def(
           "open_session",
           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,

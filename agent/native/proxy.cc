@@ -94,7 +94,13 @@ void Proxy::main() {
 }
 
 void Proxy::serve_remote() {
-  if (!settings_.ports.empty()) {
+  if (!settings_.ports.empty() && settings_.stripes > 1) {
+    VerbsLines lines{{}, settings_.selection};
+    for (const uint32_t at :
+         lines_of(index_, settings_.stripes, static_cast<uint32_t>(settings_.ports.size())))
+      lines.lines.push_back(settings_.ports[at]);
+    serve<StripedVerbsTransport>(lines);
+  } else if (!settings_.ports.empty()) {
     serve<VerbsTransport>(settings_.ports[index_ % settings_.ports.size()]);
   } else if (settings_.fabric != nullptr && settings_.fabric->ordered()) {
     serve<FabricTransport>(*settings_.fabric);
@@ -111,7 +117,10 @@ void Proxy::serve_remote() {
 template <class Remote, class Network>
 void Proxy::serve(const Network& network) {
   Remote remote(network, index_, segments_.shape(), proxies_, settings_.limits, count_);
-  address_ = remote.address();
+  {
+    const std::lock_guard lock(mutex_);
+    address_ = remote.address();
+  }
   mailbox_ = remote.mailbox();
   Loop<Remote> loop(*this, remote);
   started();
@@ -200,6 +209,11 @@ bool Proxy::pass(uint64_t timeout_ns, uint64_t turns) const {
 std::string Proxy::unreachable() const {
   const std::lock_guard lock(mutex_);
   return unreachable_;
+}
+
+std::vector<std::byte> Proxy::address() const {
+  const std::lock_guard lock(mutex_);
+  return address_;
 }
 
 void Proxy::wake() {

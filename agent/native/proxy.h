@@ -16,6 +16,7 @@
 #include "idle.h"
 #include "link.h"
 #include "ring.h"
+#include "stripes.h"
 #include "verbs_device.h"
 
 namespace epfabric::agent {
@@ -27,7 +28,9 @@ struct ProxySettings {
   IdleMode idle = IdleMode::kAdaptive;
   Limits limits;
   const Fabric* fabric = nullptr;  // nullptr: same node only, but for `ports`
-  std::vector<VerbsPort> ports;    // proxy i uses the one at i modulo their number
+  std::vector<VerbsPort> ports;    // proxy i uses the one at i modulo their number, or
+  uint32_t stripes = 1;            // stripes over up to so many of them, where above 1,
+  Selection selection = Selection::kLeastInflight;  // so
   const char* network() const {
     if (!ports.empty()) return "verbs";
     return fabric != nullptr ? "libfabric" : "none";
@@ -82,7 +85,7 @@ class Proxy {
 
   uint32_t index() const { return index_; }
   int cpu() const { return cpu_.load(std::memory_order_relaxed); }
-  const std::vector<std::byte>& address() const { return address_; }
+  std::vector<std::byte> address() const;
   RemoteKey mailbox() const { return mailbox_; }
   const ProxyCount& count() const { return count_; }
   const std::vector<DestinationCount>& destinations() const { return destinations_; }
@@ -110,7 +113,6 @@ class Proxy {
   std::vector<std::unique_ptr<Ring>>& rings_;
   FileDescriptor wake_fd_;
 
-  std::vector<std::byte> address_;
   RemoteKey mailbox_;
   ProxyCount count_;
   std::vector<DestinationCount> destinations_;  // by rank
@@ -123,12 +125,13 @@ class Proxy {
   std::atomic<bool> deliver_{false};
   std::atomic<uint64_t> unconnected_{kUnknown};
 
-  mutable std::mutex mutex_;  // the six below but for changed_
+  mutable std::mutex mutex_;  // the seven below but for changed_
   std::condition_variable changed_;
   bool ready_ = false;
   bool ended_ = false;
   std::string start_error_;
   std::string unreachable_;
+  std::vector<std::byte> address_;
   Request* request_ = nullptr;
   bool answered_ = false;
   std::atomic<bool> asked_{false};

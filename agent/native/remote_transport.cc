@@ -19,4 +19,11 @@ template RemoteTransport<VerbsEndpoint>::RemoteTransport(const VerbsPort&, uint3
                                                          uint32_t, const Limits&, ProxyCount&);
 static_assert(Transport<VerbsTransport>);
 
+static_assert(Unordered<StripedVerbsEndpoint> && !Paced<StripedVerbsEndpoint>);
+template class RemoteTransport<StripedVerbsEndpoint>;
+template RemoteTransport<StripedVerbsEndpoint>::RemoteTransport(const VerbsLines&, uint32_t,
+                                                                const Shape&, uint32_t,
+                                                                const Limits&, ProxyCount&);
+static_assert(Transport<StripedVerbsTransport>);
+
 }  // namespace epfabric::agent

@@ -1,8 +1,8 @@
 // A network within one process and in a time of its own, in which everything has its price: each
 // message at its sender's NIC, each byte on its line, and a queue with an end before the receiver,
 // behind which a message is lost and sent again later. It keeps no order and completes a write when
-// the receiver's NIC has it, as EFA does. For flow.cc: what it prints does not depend on the
-// machine.
+// the receiver's NIC has it, as EFA does. For flow.cc and stripes.cc: what they print does not
+// depend on the machine.
 #pragma once
 
 #include <cerrno>
@@ -37,6 +37,8 @@ class PricedNetwork {
 
   inline void at(uint64_t now_ns);
   void stop() { stopped_ = true; }
+  // The line to this endpoint, counted as made, is so many times slower than the others.
+  inline void slow_down(size_t endpoint, uint64_t times);
   uint64_t messages() const { return messages_; }
   uint64_t lost() const { return lost_; }
 
@@ -159,10 +161,15 @@ class PricedEndpoint {
   std::vector<std::byte*> memory_;
   std::deque<Completion> completions_;
   size_t under_way_ = 0;
+  uint64_t times_ = 1;        // slower than other lines
   uint64_t sent_ns_ = 0;      // when its NIC is free
   uint64_t received_ns_ = 0;  // when the line to it is
 };
 static_assert(Unordered<PricedEndpoint> && Paced<PricedEndpoint>);
+
+void PricedNetwork::slow_down(size_t endpoint, uint64_t times) {
+  endpoints_[endpoint]->times_ = times;
+}
 
 // Does what is due by then.
 void PricedNetwork::at(uint64_t now_ns) {
@@ -181,12 +188,13 @@ void PricedNetwork::run(const Event& event) {
   switch (event.stage) {
     case Stage::kQueue: {
       const uint64_t waits = to.received_ns_ > now_ns_ ? to.received_ns_ - now_ns_ : 0;
-      if (waits + line_ns(flight.bytes) > line_ns(prices_.queue_bytes)) {
+      const uint64_t takes = to.times_ * line_ns(flight.bytes);
+      if (waits + takes > to.times_ * line_ns(prices_.queue_bytes)) {
         lost_ += 1;
         return add(now_ns_ + prices_.again_ns + random_() % (prices_.again_ns / 4), event.flight,
                    Stage::kQueue);
       }
-      to.received_ns_ = now_ns_ + waits + line_ns(flight.bytes);
+      to.received_ns_ = now_ns_ + waits + takes;
       return add(to.received_ns_, event.flight, Stage::kArrive);
     }
     case Stage::kArrive:

@@ -254,6 +254,8 @@ def test_sessions_out_of_range_are_refused(changed: dict[str, object], message: 
         ({"packing": 9}, "packing is 1-8"),
         ({"histogram_scale": 9}, "histogram_scale"),
         ({"histogram_scale": -1}, "histogram_scale"),
+        ({"nics_per_gpu": 9}, "nics_per_gpu is 1-8"),
+        ({"qp_selection": "any"}, "leastInflight"),
         ({"address": "node-a", "provider": "tcp;ofi_rxm"}, "not an IP address"),
         ({"address": "192.0.2.77", "provider": "tcp;ofi_rxm"}, "192.0.2.77"),
         ({"address": "127.0.0.1", "provider": "nonsense"}, "nonsense"),

@@ -1,0 +1,305 @@
+// Several endpoints as one: a link's writes go over all of them, each over the line that will be
+// through with it first. So no order is left between two writes, and remote_gate.h gives it back.
+// A line is an endpoint of a NIC's port. Satisfies endpoint.h; instantiated by verbs_transport.h.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "record.h"
+#include "striped_address.h"
+#include "stripes.h"
+
+namespace epfabric::agent {
+
+template <Endpoint E>
+class StripedEndpoint {
+ public:
+  static constexpr bool kUnordered = true;
+  using Descriptors = std::array<void*, kMaxLines>;
+
+  // Memory registered with every line. Its remote key says which it is, counted as registered; the
+  // lines' keys for it stand in address().
+  struct LocalKey {
+    std::vector<typename E::LocalKey> lines;
+    RemoteKey remote;
+    std::unique_ptr<Descriptors> descriptors;
+    void* descriptor = nullptr;  // those
+  };
+
+  // `network` has `lines`, of each of which an E is made, and a `selection`.
+  template <class Network>
+  explicit StripedEndpoint(const Network& network) : selection_(network.selection) {
+    for (const auto& line : network.lines) lines_.emplace_back(line);
+    if (lines_.empty() || lines_.size() > kMaxLines)
+      throw NativeError("a striped endpoint has 1-" + std::to_string(kMaxLines) + " lines");
+  }
+
+  LocalKey register_memory(std::byte* data, uint64_t bytes);
+  // Names the memory that is registered by now, and no other.
+  std::vector<std::byte> address() const;
+  PeerIndex insert(const PeerAddress& peer);
+  void meet() {
+    for (E& line : lines_) line.meet();
+  }
+  bool met(PeerIndex index) const;
+  void attend();
+  const std::string& fault(PeerIndex index) const;
+
+  uint64_t max_bytes() const;
+  bool gathers() const;
+  ssize_t write(PeerIndex peer, Pieces pieces, void* context) {
+    return post(peers_[peer], pieces, nullptr, context);
+  }
+  ssize_t write_with_imm(PeerIndex peer, Pieces pieces, uint32_t imm, void* context) {
+    return post(peers_[peer], pieces, &imm, context);
+  }
+  ssize_t write_through(PeerIndex, const Piece&, void*) { return -EOPNOTSUPP; }
+  static std::string text_of(int error) { return E::text_of(error); }
+  size_t poll(Completion* out, size_t capacity);
+  int wait_fd();
+  // Of all together.
+  uint64_t line_ns_per_kib() const
+    requires Paced<E>;
+
+ private:
+  struct Peer {
+    Stripes stripes;
+    std::vector<PeerIndex> at;    // by line that both ends have
+    std::vector<RemoteKey> keys;  // by piece of memory, then by `lines`
+    size_t lines;                 // the peer's
+    std::string fault;
+  };
+  // The context of a write under way.
+  struct Flight {
+    std::array<void*, 8> context{};  // first: the line's endpoint writes into it
+    void* told = nullptr;            // the caller's
+    Peer* peer = nullptr;
+    uint64_t bytes = 0;
+  };
+
+  ssize_t post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context);
+  ssize_t post(uint32_t line, const Peer& peer, Pieces pieces, const uint32_t* imm, Flight* flight);
+  Flight* take_flight();
+  void settle(uint32_t line, Completion& done);
+  bool watch_fd(uint32_t line, int fd);
+
+  const Selection selection_;
+  std::deque<E> lines_;
+  std::vector<RemoteKey> keys_;  // by piece of memory, then by line
+  std::deque<Peer> peers_;       // never moved
+  std::deque<Flight> flights_;
+  std::vector<Flight*> free_;
+  Stripes::Bytes inflight_{};  // by line, to all peers
+  uint32_t first_ = 0;         // to be polled next
+  FileDescriptor waiting_;
+  std::array<int, kMaxLines> waited_fds_{};
+};
+
+template <Endpoint E>
+typename StripedEndpoint<E>::LocalKey StripedEndpoint<E>::register_memory(std::byte* data,
+                                                                          uint64_t bytes) {
+  LocalKey out;
+  out.descriptors = std::make_unique<Descriptors>();
+  out.descriptor = out.descriptors.get();
+  out.remote = {keys_.size() / lines_.size(), 0};
+  for (E& line : lines_) {
+    out.lines.push_back(line.register_memory(data, bytes));
+    (*out.descriptors)[out.lines.size() - 1] = out.lines.back().descriptor;
+  }
+  for (const auto& key : out.lines) keys_.push_back(key.remote);
+  return out;
+}
+
+template <Endpoint E>
+std::vector<std::byte> StripedEndpoint<E>::address() const {
+  StripedAddress out;
+  for (const E& line : lines_) out.lines.push_back(line.address());
+  out.keys = keys_;
+  return encode(out);
+}
+
+// The first line goes to the peer's first one, and so on, as far as both have them.
+template <Endpoint E>
+PeerIndex StripedEndpoint<E>::insert(const PeerAddress& peer) {
+  StripedAddress theirs = striped_address(peer.address);
+  const size_t count = std::min(lines_.size(), theirs.lines.size());
+  Peer added{Stripes(static_cast<uint32_t>(count), selection_),
+             {},
+             std::move(theirs.keys),
+             theirs.lines.size(),
+             ""};
+  for (size_t i = 0; i < count; ++i)
+    added.at.push_back(lines_[i].insert({theirs.lines[i], peer.own_domain, peer.their_domain}));
+  peers_.push_back(std::move(added));
+  return peers_.size() - 1;
+}
+
+template <Endpoint E>
+bool StripedEndpoint<E>::met(PeerIndex index) const {
+  const Peer& peer = peers_[index];
+  for (size_t i = 0; i < peer.at.size(); ++i) {
+    if (!lines_[i].met(peer.at[i])) return false;
+  }
+  return true;
+}
+
+// A connection of one line that breaks ends its peer: what failed on it may not be sent again over
+// another one, as it may still arrive over this one.
+template <Endpoint E>
+void StripedEndpoint<E>::attend() {
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    lines_[i].attend();
+    if constexpr (Mending<E>) {
+      PeerIndex broken = 0;
+      while (lines_[i].next_broken(broken)) {
+        for (Peer& peer : peers_) {
+          if (i < peer.at.size() && peer.at[i] == broken && peer.fault.empty())
+            peer.fault = "its connection broke: " + lines_[i].broken_by(broken);
+        }
+      }
+    }
+  }
+}
+
+template <Endpoint E>
+const std::string& StripedEndpoint<E>::fault(PeerIndex index) const {
+  const Peer& peer = peers_[index];
+  for (size_t i = 0; i < peer.at.size(); ++i) {
+    if (const std::string& why = lines_[i].fault(peer.at[i]); !why.empty()) return why;
+  }
+  return peer.fault;
+}
+
+// A stripe and a record behind it.
+template <Endpoint E>
+uint64_t StripedEndpoint<E>::max_bytes() const {
+  uint64_t out = kStripeBytes + sizeof(ControlRecord);
+  for (const E& line : lines_) out = std::min(out, line.max_bytes());
+  return out;
+}
+
+template <Endpoint E>
+bool StripedEndpoint<E>::gathers() const {
+  return std::all_of(lines_.begin(), lines_.end(), [](const E& line) { return line.gathers(); });
+}
+
+template <Endpoint E>
+typename StripedEndpoint<E>::Flight* StripedEndpoint<E>::take_flight() {
+  if (free_.empty()) return &flights_.emplace_back();
+  Flight* out = free_.back();
+  free_.pop_back();
+  return out;
+}
+
+// A line that is full leaves the write to the next best.
+template <Endpoint E>
+ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context) {
+  if (!peer.fault.empty()) return -ENOTCONN;
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.key >= peer.keys.size() / peer.lines) return -EINVAL;
+    bytes += piece.bytes;
+  }
+  Flight* flight = take_flight();
+  *flight = {{}, context, &peer, bytes};
+  ssize_t result = -EAGAIN;
+  for (uint32_t among = peer.stripes.all(); among != 0 && result == -EAGAIN;) {
+    const uint32_t line = peer.stripes.choose(bytes, among, inflight_);
+    among &= ~(1u << line);
+    result = post(line, peer, pieces, imm, flight);
+    if (result != 0) continue;
+    peer.stripes.posted(line, bytes);
+    inflight_[line] += bytes;
+    return 0;
+  }
+  free_.push_back(flight);
+  return result;
+}
+
+template <Endpoint E>
+ssize_t StripedEndpoint<E>::post(uint32_t line, const Peer& peer, Pieces pieces,
+                                 const uint32_t* imm, Flight* flight) {
+  std::array<Piece, kMaxPieces> out;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const RemoteKey& key = peer.keys[pieces[i].key * peer.lines + line];
+    out[i] = {pieces[i].data, (*static_cast<const Descriptors*>(pieces[i].descriptor))[line],
+              pieces[i].bytes, key.base + pieces[i].address, key.key};
+  }
+  const Pieces over{out.data(), pieces.size()};
+  E& endpoint = lines_[line];
+  return imm != nullptr ? endpoint.write_with_imm(peer.at[line], over, *imm, flight)
+                        : endpoint.write(peer.at[line], over, flight);
+}
+
+// Another line is first each time, so that none waits for those that always have something.
+template <Endpoint E>
+size_t StripedEndpoint<E>::poll(Completion* out, size_t capacity) {
+  const auto count = static_cast<uint32_t>(lines_.size());
+  size_t got = 0;
+  first_ = first_ + 1 < count ? first_ + 1 : 0;
+  for (uint32_t i = 0; i < count && got < capacity; ++i) {
+    const uint32_t line = first_ + i < count ? first_ + i : first_ + i - count;
+    const size_t more = lines_[line].poll(out + got, capacity - got);
+    for (const size_t end = got + more; got < end; ++got) settle(line, out[got]);
+  }
+  return got;
+}
+
+template <Endpoint E>
+void StripedEndpoint<E>::settle(uint32_t line, Completion& done) {
+  if (done.record || done.context == nullptr) return;
+  auto* flight = static_cast<Flight*>(done.context);
+  flight->peer->stripes.completed(line, flight->bytes);
+  inflight_[line] -= flight->bytes;
+  done.context = flight->told;
+  free_.push_back(flight);
+}
+
+template <Endpoint E>
+int StripedEndpoint<E>::wait_fd() {
+  int out = 0;
+  for (uint32_t line = 0; line < lines_.size(); ++line) {
+    const int fd = lines_[line].wait_fd();
+    if (fd == kPollFirst) {
+      out = kPollFirst;
+    } else if (out != kPollFirst && (fd == kNoWaitFd || !watch_fd(line, fd))) {
+      out = kNoWaitFd;
+    }
+  }
+  return out < 0 ? out : waiting_.get();
+}
+
+template <Endpoint E>
+bool StripedEndpoint<E>::watch_fd(uint32_t line, int fd) {
+  if (waiting_.get() < 0) {
+    waiting_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
+    waited_fds_.fill(-1);
+  }
+  if (waited_fds_[line] == fd) return true;
+  epoll_event wanted{};
+  wanted.events = EPOLLIN;
+  if (::epoll_ctl(waiting_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0) return false;
+  waited_fds_[line] = fd;
+  return true;
+}
+
+template <Endpoint E>
+uint64_t StripedEndpoint<E>::line_ns_per_kib() const
+  requires Paced<E>
+{
+  constexpr uint64_t kBase = uint64_t{1} << 32;
+  uint64_t speed = 0;
+  for (const E& line : lines_) {
+    if (line.line_ns_per_kib() == 0) return 0;
+    speed += kBase / line.line_ns_per_kib();
+  }
+  return kBase / speed;
+}
+
+}  // namespace epfabric::agent
