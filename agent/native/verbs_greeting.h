@@ -60,7 +60,9 @@ inline VerbsAddress verbs_address(std::span<const std::byte> bytes) {
   if (bytes.size() == sizeof(out)) std::memcpy(&out, bytes.data(), sizeof(out));
   if (bytes.size() != sizeof(out) || out.magic != magic || out.mtu < IBV_MTU_256 ||
       out.mtu > IBV_MTU_4096) {
-    throw NativeError("a peer's endpoint address is none of verbs: do both agents use verbs?");
+    throw NativeError(
+        "a peer's endpoint address is none of verbs: do both agents use verbs, with the same "
+        "highThroughput.nicsPerGPU?");
   }
   return out;
 }

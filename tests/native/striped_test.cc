@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "contract_course.h"
+#include "fabric.h"
 #include "seed.h"
 #include "srd_network.h"
 #include "striped_endpoint.h"
@@ -196,4 +197,53 @@ TEST_CASE("an address that is cut, or of an endpoint that is not striped, is ref
   CHECK_THROWS_WITH(from.insert({many, 0, 0}), "a peer's endpoint has 9 lines");
   const std::vector<std::byte> other(48);
   CHECK_THROWS_WITH(from.insert({other, 0, 0}), doctest::Contains("is not striped"));
+}
+
+namespace {
+
+struct TcpLines {
+  std::vector<std::reference_wrapper<const Fabric>> lines;
+  Selection selection = Selection::kRoundRobin;
+};
+
+}  // namespace
+
+TEST_CASE("the descriptor to wait on becomes readable on whichever line a record comes") {
+  constexpr int kLooks = 2000;  // of 10 ms
+  const Fabric first("tcp;ofi_rxm", "127.0.4.1", true), second("tcp;ofi_rxm", "127.0.4.2", true);
+  const TcpLines lines{{first, second}};
+  StripedEndpoint<GatedFabricEndpoint> from(lines), to(lines);
+  std::vector<std::byte> memory(128);
+  const auto source = from.register_memory(memory.data(), 64);
+  const auto target = to.register_memory(memory.data() + 64, 64);
+  const PeerIndex peer = from.insert({to.address(), 0, 0});
+  const Piece piece{memory.data(), source.descriptor, 32, target.remote.base, target.remote.key};
+  std::array<Completion, 8> out;
+  const auto taken = [&] {
+    size_t records = 0;
+    for (size_t got = to.poll(out.data(), out.size()); got > 0; --got)
+      records += out[got - 1].record ? 1 : 0;
+    return records;
+  };
+  for (int round = 0; round < 10; ++round) {
+    CAPTURE(round);
+    int fd = kPollFirst;
+    for (int look = 0; fd == kPollFirst && look < kLooks; ++look) {
+      if ((fd = to.wait_fd()) == kPollFirst) CHECK(taken() == 0);
+    }
+    REQUIRE(fd >= 0);
+    const bool connects = round < 2;  // a line each, in turn: that needs both ends
+    size_t records = 0;
+    for (int look = 0; from.write_with_imm(peer, {&piece, 1}, 1, &memory) != 0; ++look) {
+      REQUIRE(look < 10 * kLooks);
+      from.poll(out.data(), out.size());
+      if (connects) records += taken();
+    }
+    pollfd wait{fd, POLLIN, 0};
+    for (int look = 0; records == 0 && look < kLooks; ++look) {
+      from.poll(out.data(), out.size());
+      if (::poll(&wait, 1, 10) == 1 || connects) records += taken();
+    }
+    CHECK(records == 1);
+  }
 }
