@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "endpoint.h"
 #include "error.h"
 #include "stripes.h"
 
@@ -14,7 +13,7 @@ namespace epfabric::agent {
 
 struct StripedAddress {
   std::vector<std::vector<std::byte>> lines;
-  std::vector<RemoteKey> keys;  // by piece of memory, then by line
+  std::vector<uint64_t> keys;  // by piece of memory, then by line
 };
 
 namespace detail {
@@ -50,7 +49,7 @@ inline std::vector<std::byte> encode(const StripedAddress& address) {
     detail::put(out, static_cast<uint32_t>(line.size()));
     out.insert(out.end(), line.begin(), line.end());
   }
-  for (const RemoteKey& key : address.keys) detail::put(out, key);
+  for (const uint64_t key : address.keys) detail::put(out, key);
   return out;
 }
 
@@ -69,9 +68,9 @@ inline StripedAddress striped_address(std::span<const std::byte> bytes) {
     const auto line = detail::take(bytes, detail::take<uint32_t>(bytes));
     out.lines.emplace_back(line.begin(), line.end());
   }
-  if (bytes.size() % (lines * sizeof(RemoteKey)) != 0)
+  if (bytes.size() % (lines * sizeof(uint64_t)) != 0)
     throw NativeError("a peer's striped address has no key for some line");
-  while (!bytes.empty()) out.keys.push_back(detail::take<RemoteKey>(bytes));
+  while (!bytes.empty()) out.keys.push_back(detail::take<uint64_t>(bytes));
   return out;
 }
 

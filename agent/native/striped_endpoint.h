@@ -23,8 +23,8 @@ class StripedEndpoint {
   static constexpr bool kUnordered = true;
   using Descriptors = std::array<void*, kMaxLines>;
 
-  // Memory registered with every line. Its remote key says which it is, counted as registered; the
-  // lines' keys for it stand in address().
+  // Memory registered with every line, where it begins at the same place. Its remote key says which
+  // it is, counted as registered; the lines' keys for it stand in address().
   struct LocalKey {
     std::vector<typename E::LocalKey> lines;
     RemoteKey remote;
@@ -70,9 +70,9 @@ class StripedEndpoint {
  private:
   struct Peer {
     Stripes stripes;
-    std::vector<PeerIndex> at;    // by line that both ends have
-    std::vector<RemoteKey> keys;  // by piece of memory, then by `lines`
-    size_t lines;                 // the peer's
+    std::vector<PeerIndex> at;   // by line that both ends have
+    std::vector<uint64_t> keys;  // by piece of memory, then by `lines`
+    size_t lines;                // the peer's
     std::string fault;
   };
   // The context of a write under way.
@@ -91,8 +91,8 @@ class StripedEndpoint {
 
   const Selection selection_;
   std::deque<E> lines_;
-  std::vector<RemoteKey> keys_;  // by piece of memory, then by line
-  std::deque<Peer> peers_;       // never moved
+  std::vector<uint64_t> keys_;  // by piece of memory, then by line
+  std::deque<Peer> peers_;      // never moved
   std::deque<Flight> flights_;
   std::vector<Flight*> free_;
   Stripes::Bytes inflight_{};  // by line, to all peers
@@ -107,12 +107,16 @@ typename StripedEndpoint<E>::LocalKey StripedEndpoint<E>::register_memory(std::b
   LocalKey out;
   out.descriptors = std::make_unique<Descriptors>();
   out.descriptor = out.descriptors.get();
-  out.remote = {keys_.size() / lines_.size(), 0};
   for (E& line : lines_) {
     out.lines.push_back(line.register_memory(data, bytes));
     (*out.descriptors)[out.lines.size() - 1] = out.lines.back().descriptor;
   }
-  for (const auto& key : out.lines) keys_.push_back(key.remote);
+  out.remote = {keys_.size() / lines_.size(), out.lines[0].remote.base};
+  for (const auto& key : out.lines) {
+    if (key.remote.base != out.remote.base)
+      throw NativeError("memory begins elsewhere on one NIC than on another: use one NIC a GPU");
+  }
+  for (const auto& key : out.lines) keys_.push_back(key.remote.key);
   return out;
 }
 
@@ -227,9 +231,9 @@ ssize_t StripedEndpoint<E>::post(uint32_t line, const Peer& peer, Pieces pieces,
                                  const uint32_t* imm, Flight* flight) {
   std::array<Piece, kMaxPieces> out;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const RemoteKey& key = peer.keys[pieces[i].key * peer.lines + line];
-    out[i] = {pieces[i].data, (*static_cast<const Descriptors*>(pieces[i].descriptor))[line],
-              pieces[i].bytes, key.base + pieces[i].address, key.key};
+    out[i] = pieces[i];
+    out[i].descriptor = (*static_cast<const Descriptors*>(pieces[i].descriptor))[line];
+    out[i].key = peer.keys[pieces[i].key * peer.lines + line];
   }
   const Pieces over{out.data(), pieces.size()};
   E& endpoint = lines_[line];

@@ -17,7 +17,7 @@ MAX_EPOCH = (1 << 32) - 1  # the core's numbers have 32 bits
 MAX_LAST_EPOCH = MAX_EPOCH // 2  # that a coordinator goes on from: as many are left behind it
 MAX_NAME = 512  # of a pod or a node, for people
 MAX_ENDPOINT = 64
-MAX_BLOB = 16 << 10  # 16 proxies with 16 regions each take 9 KiB
+MAX_BLOB = 32 << 10  # 16 proxies with 16 regions each, over 8 NICs, take 30 KiB
 UID_BYTES = 16
 
 
