@@ -78,12 +78,13 @@ Outcome run(uint64_t seed) {
   SrdLines lines;
   if (random() % 3 == 0) lines.selection = Selection::kRoundRobin;
   const uint32_t count = 2 + random() % 2;
+  const uint64_t max_bytes = random_max_bytes(random);
   for (uint32_t i = 0; i < count; ++i) {
     SrdRules rules;
     rules.delay = i == 0 ? 1 + random() % 20 : 40 + random() % 80;
     rules.refuse_one_in = random() % 3 == 0 ? 0 : 2 + random() % 30;
     rules.queue = 8u << (random() % 6);
-    rules.max_bytes = 288;
+    rules.max_bytes = max_bytes;
     lines.add(seed + i, rules);
   }
   HandGroup<SrdLines, E> group(shape, seed, lines);
