@@ -95,8 +95,9 @@ class StripedEndpoint {
   std::deque<Peer> peers_;      // never moved
   std::deque<Flight> flights_;
   std::vector<Flight*> free_;
-  Stripes::Bytes inflight_{};  // by line, to all peers
-  uint32_t first_ = 0;         // to be polled next
+  Stripes::Bytes inflight_{};                           // by line, to all peers
+  std::vector<std::pair<size_t, PeerIndex>> severing_;  // by line: connections that broke
+  uint32_t first_ = 0;                                  // to be polled next
   FileDescriptor waiting_;
   std::array<int, kMaxLines> waited_fds_{};
 };
@@ -166,9 +167,12 @@ void StripedEndpoint<E>::attend() {
           if (i < peer.at.size() && peer.at[i] == broken && peer.fault.empty())
             peer.fault = "its connection broke: " + lines_[i].broken_by(broken);
         }
+        severing_.emplace_back(i, broken);
       }
     }
   }
+  if constexpr (Mending<E>)  // what is under way on it fails then
+    std::erase_if(severing_, [this](const auto& at) { return lines_[at.first].sever(at.second); });
 }
 
 template <Endpoint E>
