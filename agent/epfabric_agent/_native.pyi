@@ -203,13 +203,16 @@ class Core:
         early_pop: bool = True,
         nics_per_gpu: int = 1,
         qp_selection: str = "leastInflight",
+        atomics: str = "auto",
     ) -> None:
         """address: IP that endpoints bind to; provider "" = same node only. stall_timeout_ms:
         an epoch fails when a peer acknowledges nothing for that long though it should. gated: the
         protocol for networks without order, whatever the provider keeps (the same at every agent
         of a group). adaptive: below the limits, caps follow the latency of completions, where the
         peer's NIC makes them. nics_per_gpu: above 1, writes are striped over up to so many of
-        `ports` (at every agent of a group, or at none); qp_selection: leastInflight, roundRobin."""
+        `ports` (at every agent of a group, or at none); qp_selection: leastInflight, roundRobin.
+        atomics: "auto", "hardware" or "emulated"; an epoch that cannot have its ranks' NICs apply
+        them is refused where "hardware" is asked for."""
     def open_session(
         self,
         *,
@@ -242,6 +245,8 @@ class Core:
         group's, 16 bytes, the same on every node too (empty: zeros). dissemination: between nodes
         barriers need no leader; also the same on every node."""
     def start_epoch(self, group: int) -> None: ...
+    def atomics(self, group: int) -> str:
+        """Who applies the open epoch's atomics and why: `hardware: …` or `emulated: …`."""
     def fail_epoch(self, group: int, reason: str) -> None:
         """Sets the abort words, stops the group's proxies, drops its peers (idempotent)."""
     def rank_left(self, group: int, rank: int) -> None:

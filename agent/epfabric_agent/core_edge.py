@@ -39,6 +39,7 @@ class CoreSettings:
     histogram_scale: int
     nics_per_gpu: int
     qp_selection: str
+    atomics: str
 
 
 class CoreEdge:

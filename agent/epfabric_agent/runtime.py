@@ -398,4 +398,5 @@ def core_settings(settings: Settings, choice: Choice) -> CoreSettings:
         histogram_scale=max(settings.telemetry.histogram_scale, 0),
         nics_per_gpu=stripes.nics_per_gpu,
         qp_selection=stripes.qp_selection,
+        atomics=settings.atomics,
     )

@@ -59,6 +59,7 @@ std::vector<std::byte> encode(const SessionBlob& blob) {
   Writer to;
   for (const uint32_t value :
        {kMagic, kRecordVersion, blob.rank, blob.world, blob.rings, blob.signals,
+        static_cast<uint32_t>(blob.atomics.wish), static_cast<uint32_t>(blob.atomics.ability),
         static_cast<uint32_t>(blob.regions.size()), static_cast<uint32_t>(blob.proxies.size())}) {
     to.put(value);
   }
@@ -87,6 +88,10 @@ SessionBlob decode(std::span<const std::byte> bytes) {
   out.world = from.count(out.rank + 1, kMaxRanks, "ranks");
   out.rings = from.count(1, kMaxRings, "rings");
   out.signals = from.count(1, kMaxSignals, "signals");
+  out.atomics.wish =
+      static_cast<AtomicsWish>(from.count(0, kWishes - 1, "as its wish for atomics"));
+  out.atomics.ability =
+      static_cast<AtomicsAbility>(from.count(0, kAbilities - 1, "as its ability for atomics"));
   const uint32_t regions = from.count(0, kMaxRegions, "regions");
   const uint32_t proxies = from.count(1, kMaxProxies, "proxies");
   uint64_t end = 0;

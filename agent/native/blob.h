@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "atomics_choice.h"
 #include "check.h"
 #include "endpoint.h"
 
@@ -28,6 +29,7 @@ struct SessionBlob {
   uint32_t signals = 0;
   std::vector<Extent> regions;
   std::vector<ProxyBlob> proxies;
+  AtomicsOffer atomics{};
 };
 
 std::vector<std::byte> encode(const SessionBlob& blob);

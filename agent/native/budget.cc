@@ -34,6 +34,16 @@ uint64_t Census::links(uint32_t rank, uint32_t proxy) const {
   return out;
 }
 
+uint64_t Census::neighbours(uint32_t rank) const {
+  const Counts& here = nodes_[node_of_[rank]];
+  uint64_t out = 0;
+  for (uint32_t proxy = 0; proxy < proxies_[rank]; ++proxy) {
+    for (uint32_t theirs = 1; theirs <= kMaxProxies; ++theirs)
+      out += here[theirs] * partners_below(theirs, theirs, proxy, proxies_[rank]);
+  }
+  return out;
+}
+
 uint64_t Census::links(uint32_t rank) const {
   uint64_t out = 0;
   for (uint32_t proxy = 0; proxy < proxies_[rank]; ++proxy) out += links(rank, proxy);
@@ -74,7 +84,8 @@ Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, 
 }
 
 std::string over(const Census& census, std::span<const uint32_t> local,
-                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits) {
+                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits,
+                 bool neighbours) {
   const auto world = static_cast<uint32_t>(proxies.size());
   for (uint32_t rank = 0; rank < world; ++rank) {
     const uint64_t domains = census.most_links(rank);
@@ -85,11 +96,13 @@ std::string over(const Census& census, std::span<const uint32_t> local,
            " ranks, and there are at most " + text(room) + " at one proxy" + kRemedy;
   }
   uint64_t links = 0;
-  for (const uint32_t rank : local) links += census.links(rank);
+  for (const uint32_t rank : local)
+    links += census.links(rank) + (neighbours ? census.neighbours(rank) : 0);
   if (links > limits.connections) {
     return "the group's " + text(local.size()) + " rank(s) on this node need " + text(links) +
-           " connections to the other nodes' ranks, and there is room for " +
-           text(limits.connections) + " (" + limits.of +
+           (neighbours ? " connections to ranks of all nodes"
+                       : " connections to the other nodes' ranks") +
+           ", and there is room for " + text(limits.connections) + " (" + limits.of +
            "): raise that limit, use fewer proxies (spec.proxies.perGPU), or make the group "
            "smaller";
   }

@@ -48,6 +48,8 @@ class Census {
   Census(std::span<const uint32_t> node_of, std::span<const uint32_t> proxies);
   // Connections of one proxy: one for each partner on another node.
   uint64_t links(uint32_t rank, uint32_t proxy) const;
+  // Of all proxies of a rank to those of its own node, where NICs apply atomics.
+  uint64_t neighbours(uint32_t rank) const;
   // Of all proxies of a rank, and of the proxy that has most.
   uint64_t links(uint32_t rank) const;
   uint64_t most_links(uint32_t rank) const;
@@ -79,6 +81,7 @@ Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, 
 
 // Why the local ranks' part of a group does not fit, with the numbers; empty where it does.
 std::string over(const Census& census, std::span<const uint32_t> local,
-                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits);
+                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits,
+                 bool neighbours = false);
 
 }  // namespace epfabric::agent

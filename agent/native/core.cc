@@ -15,6 +15,13 @@ namespace {
 constexpr uint64_t kStopNs = 5'000'000'000;
 constexpr uint64_t kSettleNs = 1'000'000'000;
 
+AtomicsWish wish_of(const std::string& text) {
+  if (text == "auto") return AtomicsWish::kAuto;
+  if (text == "hardware") return AtomicsWish::kHardware;
+  if (text == "emulated") return AtomicsWish::kEmulated;
+  throw NativeError("atomics is 'auto', 'hardware' or 'emulated'");
+}
+
 // All are made, also where one fails; check() throws the first one's reason.
 class Attempts {
  public:
@@ -76,6 +83,7 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   proxy_settings_.limits.adaptive = settings.adaptive;
   proxy_settings_.limits.joining.commands = settings.packing;
   proxy_settings_.limits.joining.busy = settings.early_pop ? kEarlyPop : 1;
+  proxy_settings_.atomics = wish_of(settings.atomics);
   proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
   proxy_settings_.ports = settings.ports;
   proxy_settings_.stripes = settings.stripes;
@@ -125,6 +133,7 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
           "rank " + std::to_string(session->shape().rank) +
           " has a session that is closed, of another group, or of another world size");
     }
+    if (session->shape().rank < world) blobs[session->shape().rank] = session->describe();
   }
   for (const RemoteRank& rank : remote) {
     if (rank.rank >= world)
@@ -192,7 +201,7 @@ void Core::require_room(const Epoch& epoch) const {
   }
   const std::string error =
       over(epoch.census(), local, epoch.proxies_by_rank(), static_cast<uint32_t>(regions),
-           fabric_ ? fabric_->limits() : limits_of_ports());
+           fabric_ ? fabric_->limits() : limits_of_ports(), epoch.atomics().by_nic);
   if (!error.empty()) throw NativeError(error);
 }
 
@@ -315,6 +324,8 @@ void Core::exclude_ranks(uint64_t group, const std::vector<uint32_t>& ranks) {
 std::vector<uint32_t> Core::absent(uint64_t group, uint64_t barrier) const {
   return require(group)->absent(barrier);
 }
+
+std::string Core::atomics(uint64_t group) const { return require(group)->atomics().text(); }
 
 std::string Core::failure(uint64_t group) const {
   const auto epoch = find(group);

@@ -28,6 +28,7 @@ struct CoreSettings {
   bool gated = false;    // the protocol for networks without order, whatever the provider keeps
   uint32_t stripes = 1;  // ports over which a proxy's writes go, where above 1; else one
   std::string selection = "leastInflight";  // of these, or "roundRobin"
+  std::string atomics = "auto";             // or "hardware", "emulated"
 };
 
 struct RemoteRank {
@@ -54,6 +55,8 @@ class Core {
   void exclude_ranks(uint64_t group, const std::vector<uint32_t>& ranks);
   std::vector<uint32_t> absent(uint64_t group, uint64_t barrier) const;
   void close_epoch(uint64_t group);
+  // Who applies the epoch's ATOMICs, and why.
+  std::string atomics(uint64_t group) const;
   std::string failure(uint64_t group) const;
   std::vector<std::shared_ptr<Session>> sessions() const;
   std::shared_ptr<BarrierStats> barrier_stats(uint64_t group) const;

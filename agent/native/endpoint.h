@@ -107,6 +107,18 @@ concept Paced = Endpoint<T> && requires(const T endpoint) {
 template <class T>
 concept Unordered = Endpoint<T> && requires { requires T::kUnordered; };
 
+// Its NIC applies atomics: to a word of 8 bytes of the peer's, after every earlier write to that
+// peer, as one party with every other atomic that comes to that word through the peer's NIC.
+// `word.data` is where its value before comes to, in host order. applies_atomics(): whether this
+// device does.
+template <class T>
+concept HardwareAtomics = Endpoint<T> && requires(T endpoint, PeerIndex peer, const Piece& word,
+                                                  uint64_t operand, uint64_t swap, void* context) {
+  { endpoint.applies_atomics() } -> std::same_as<bool>;
+  { endpoint.fetch_add(peer, word, operand, context) } -> std::same_as<ssize_t>;
+  { endpoint.compare_swap(peer, word, operand, swap, context) } -> std::same_as<ssize_t>;
+};
+
 // Completion.error of an operation that failed because its connection broke.
 inline constexpr int kBroken = ECONNRESET;
 

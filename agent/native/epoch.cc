@@ -12,22 +12,23 @@ std::string of_rank(uint32_t rank) { return "rank " + std::to_string(rank); }
 }  // namespace
 
 Epoch::Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
-             std::vector<SessionBlob> remote, std::shared_ptr<BarrierStats> stats, Events& events)
+             std::vector<SessionBlob> blobs, std::shared_ptr<BarrierStats> stats, Events& events)
     : plan_(plan),
-      remote_(std::move(remote)),
-      states_(remote_.size()),
+      blobs_(std::move(blobs)),
+      states_(blobs_.size()),
       stats_(std::move(stats)),
       events_(events),
       sessions_(std::move(local)),
       mask_(kMaskBytes / 8) {
   place_ranks();
-  place_sessions(remote_);
+  place_sessions();
+  choose();
 }
 
 // Every rank is on exactly one node, and all local sessions are on one.
 void Epoch::place_ranks() {
   constexpr uint32_t kNowhere = ~0u;
-  const auto world = static_cast<uint32_t>(remote_.size());
+  const auto world = static_cast<uint32_t>(blobs_.size());
   node_of_.assign(world, kNowhere);
   for (uint32_t node = 0; node < plan_.nodes.size(); ++node) {
     if (plan_.nodes[node].empty())
@@ -50,7 +51,7 @@ void Epoch::place_ranks() {
   }
 }
 
-void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
+void Epoch::place_sessions() {
   const Shape& shape = sessions_.front()->shape();
   proxies_.resize(world());
   extents_.resize(world());
@@ -75,7 +76,7 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
   }
   for (uint32_t rank = 0; rank < world(); ++rank) {
     if (local(rank)) continue;
-    const SessionBlob& blob = remote[rank];
+    const SessionBlob& blob = blobs_[rank];
     if (blob.proxies.empty())
       throw NativeError("the description of " + of_rank(rank) + " is missing");
     require_like_ours(blob, rank);
@@ -84,6 +85,12 @@ void Epoch::place_sessions(const std::vector<SessionBlob>& remote) {
   }
   for (const auto& extents : extents_) regions_.emplace_back(extents);
   meeting_ = std::make_unique<Meeting>(static_cast<uint32_t>(sessions_.size()));
+}
+
+void Epoch::choose() {
+  std::vector<AtomicsOffer> offers;
+  for (const SessionBlob& blob : blobs_) offers.push_back(blob.atomics);
+  atomics_ = choose_atomics(offers, plan_.nodes.size() == 1);
 }
 
 SessionView Epoch::view(uint32_t rank, uint32_t signals) const {

@@ -34,10 +34,10 @@ struct EpochPlan {
 
 class Epoch {
  public:
-  // `local`: this node's sessions; `remote`: every other rank's blob (by rank; no proxies for local
-  // ranks). Throws NativeError where they do not fit together.
+  // `local`: this node's sessions; `blobs`: every rank's, by rank. Throws NativeError where they do
+  // not fit together.
   Epoch(const EpochPlan& plan, std::vector<std::shared_ptr<Session>> local,
-        std::vector<SessionBlob> remote, std::shared_ptr<BarrierStats> stats, Events& events);
+        std::vector<SessionBlob> blobs, std::shared_ptr<BarrierStats> stats, Events& events);
   Epoch(const Epoch&) = delete;
 
   const EpochPlan& plan() const { return plan_; }
@@ -48,7 +48,8 @@ class Epoch {
   uint32_t proxies_of(uint32_t rank) const { return proxies_[rank]; }
   const std::vector<uint32_t>& proxies_by_rank() const { return proxies_; }
   Census census() const { return {node_of_, proxies_}; }
-  const SessionBlob& remote(uint32_t rank) const { return remote_[rank]; }
+  const SessionBlob& blob(uint32_t rank) const { return blobs_[rank]; }
+  const AtomicsChoice& atomics() const { return atomics_; }
   std::span<const LocalTarget> targets() const { return targets_; }
   // Of every local session; they live as long as the epoch.
   const std::vector<const Proxy*>& proxies() const { return local_proxies_; }
@@ -110,17 +111,19 @@ class Epoch {
   // A leader's part goes on without its rank; by dissemination nobody leads.
   bool leads_rails() const { return node_ == node_of_[plan_.leader_rank] && !plan_.dissemination; }
   void place_ranks();
-  void place_sessions(const std::vector<SessionBlob>& remote);
+  void place_sessions();
+  void choose();
 
   EpochPlan plan_;
   std::vector<uint32_t> node_of_;  // by rank, as the next six
   std::vector<uint32_t> proxies_;
-  std::vector<SessionBlob> remote_;
+  std::vector<SessionBlob> blobs_;
   std::vector<std::vector<Extent>> extents_;
   std::vector<std::span<const Extent>> regions_;
   std::vector<std::atomic<uint8_t>> states_;
   std::vector<LocalTarget> targets_;
   std::vector<const Proxy*> local_proxies_;
+  AtomicsChoice atomics_;
   uint32_t node_ = 0;
   std::atomic<uint32_t> departed_{0};
   std::atomic<uint64_t> changes_{0};

@@ -108,8 +108,18 @@ struct Operation {
   uint64_t own_ns = 0;        // the line's time for what was before it in the NIC, and for itself
   uint64_t covers = 0;        // marker, wait: the link's operations before it
   Operation* next = nullptr;  // wait: the link's next one
+  Ring* asker = nullptr;      // atomic by NIC: whose ticket it is, and where its old value comes to
+  uint64_t* old = nullptr;
   // kWait is none of the network's: it is done when credit covers it.
-  enum class Kind : uint8_t { kPart, kRecord, kCredit, kProbe, kMarker, kWait } kind = Kind::kPart;
+  enum class Kind : uint8_t {
+    kPart,
+    kRecord,
+    kCredit,
+    kProbe,
+    kMarker,
+    kWait,
+    kAtomic
+  } kind = Kind::kPart;
   uint64_t order = 0;           // on its link; this and the next two to post it again
   uint64_t record = kNoRecord;  // the number of its record
   Piece payload{};

@@ -20,6 +20,7 @@ class NoRemote {
   std::vector<std::byte> address() const { return {}; }
   Posted signal(const SignalPart&) { return {}; }
   Applied atomic(const AtomicPart&) { return {}; }
+  static bool by_nic() { return false; }
   const char* answer(Link&, const ControlRecord&) { return nullptr; }
   bool drain(Ring&, uint64_t&) { return true; }
   void flush() {}

@@ -9,7 +9,8 @@
 
 namespace epfabric::agent {
 
-// On a word of this node's ranks at once, by this thread; else by the agent of its owner.
+// On a word of this node's ranks at once, by this thread, unless NICs apply this epoch's; else by
+// the agent of its owner, or its NIC.
 template <class Remote>
 bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
   const Command& command = held.command;
@@ -17,7 +18,8 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
   if (epoch_->state(rank) != kPresent) return pass_over(ring, rank);
   const AtomicPart part{&ring, &command.atomic, command.op == Op::kCas, command.destination_region,
                         &held.sent};
-  const Applied applied = loopback_.serves(rank) ? loopback_.atomic(part) : remote_.atomic(part);
+  const bool here = loopback_.serves(rank) && !remote_.by_nic();
+  const Applied applied = here ? loopback_.atomic(part) : remote_.atomic(part);
   if (applied.how == Applied::How::kBusy) return false;
   if (applied.how == Applied::How::kDone) {
     ring.answer(applied.old);
@@ -32,6 +34,7 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
 // Of a rank that is masked here none is applied any more.
 template <class Remote>
 const char* Loop<Remote>::take_order(Link& link, const ControlRecord& record) {
+  if (remote_.by_nic()) return "an ATOMIC for this agent, though NICs apply them";
   if (epoch_->masked(link.rank)) return nullptr;
   CasHalf& first = link.expected[record.ring / epoch_->proxies_of(link.rank)];
   if (record.kind == RecordKind::kExpect) {

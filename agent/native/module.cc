@@ -215,7 +215,7 @@ void bind_core(nb::module_& module) {
              uint32_t drain_batch, uint32_t max_inflight, uint64_t max_inflight_bytes,
              const std::string& idle, int histogram_scale, uint64_t stall_ms, uint64_t connect_ms,
              const Ports& ports, bool gated, bool adaptive, uint32_t packing, bool early_pop,
-             uint32_t nics_per_gpu, const std::string& qp_selection) {
+             uint32_t nics_per_gpu, const std::string& qp_selection, const std::string& atomics) {
             std::vector<VerbsPort> verbs;
             for (const auto& [device, port, gid] : ports) verbs.push_back({device, port, gid});
             new (self) Core({address,
@@ -231,14 +231,15 @@ void bind_core(nb::module_& module) {
                              early_pop,
                              gated,
                              nics_per_gpu,
-                             qp_selection});
+                             qp_selection,
+                             atomics});
           },
           nb::kw_only(), "address"_a, "provider"_a = "tcp;ofi_rxm", "drain_batch"_a = 32,
           "max_inflight"_a = 256, "max_inflight_bytes"_a = 64u << 20, "idle"_a = "adaptive",
           "histogram_scale"_a = 5, "stall_timeout_ms"_a = 10000, "connect_timeout_ms"_a = 10000,
           "ports"_a = Ports{}, "gated"_a = false, "adaptive"_a = false,
           "packing"_a = Joining::kMost, "early_pop"_a = true, "nics_per_gpu"_a = 1,
-          "qp_selection"_a = "leastInflight", Unlocked())
+          "qp_selection"_a = "leastInflight", "atomics"_a = "auto", Unlocked())
       .def(
           "open_session",
           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,
@@ -272,6 +273,7 @@ void bind_core(nb::module_& module) {
       .def("absent", &Core::absent, "group"_a, "barrier"_a, Unlocked())
       .def("close_epoch", &Core::close_epoch, "group"_a, Unlocked())
       .def("failure", &Core::failure, "group"_a, Unlocked())
+      .def("atomics", &Core::atomics, "group"_a, Unlocked())
       .def("events", [](Core& self) { return self.events().take(); })
       .def("event_fd", [](Core& self) { return self.events().fd(); })
       .def("port_fds", &Core::port_fds)

@@ -122,6 +122,7 @@ void Proxy::serve(const Network& network) {
     address_ = remote.address();
   }
   mailbox_ = remote.mailbox();
+  applies_atomics_ = remote.applies_atomics();
   Loop<Remote> loop(*this, remote);
   started();
   loop.run();

@@ -27,6 +27,7 @@ struct ProxySettings {
   uint32_t drain_batch = 32;
   IdleMode idle = IdleMode::kAdaptive;
   Limits limits;
+  AtomicsWish atomics = AtomicsWish::kAuto;
   const Fabric* fabric = nullptr;  // nullptr: same node only, but for `ports`
   std::vector<VerbsPort> ports;    // proxy i uses the one at i modulo their number, or
   uint32_t stripes = 1;            // stripes over up to so many of them, where above 1,
@@ -87,6 +88,7 @@ class Proxy {
   int cpu() const { return cpu_.load(std::memory_order_relaxed); }
   std::vector<std::byte> address() const;
   RemoteKey mailbox() const { return mailbox_; }
+  bool applies_atomics() const { return applies_atomics_; }
   const ProxyCount& count() const { return count_; }
   const std::vector<DestinationCount>& destinations() const { return destinations_; }
 
@@ -114,6 +116,7 @@ class Proxy {
   FileDescriptor wake_fd_;
 
   RemoteKey mailbox_;
+  bool applies_atomics_ = false;
   ProxyCount count_;
   std::vector<DestinationCount> destinations_;  // by rank
 

@@ -13,7 +13,7 @@ template <class Take, class Fail>
 void RemoteTransport<E>::take_imm(uint64_t data, Take&& take, Fail&& fail) {
   const Imm imm = unpack_imm(data);
   const bool known = imm.type == kImmControl || (Unordered<E> && imm.type - 1 < kImmCredit);
-  if (data >> 32 != 0 || !known || imm.domain >= links_.size()) {
+  if (data >> 32 != 0 || !known || imm.domain >= mailboxed_) {
     fail(-1, "a peer sent an immediate that means nothing: " + std::to_string(data));
     return;
   }

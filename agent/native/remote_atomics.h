@@ -1,5 +1,5 @@
-// ATOMICs of a remote transport that the owner's agent applies: an order through its mailbox, and
-// its answer. Included where one is instantiated.
+// ATOMICs of a remote transport: those that the owner's agent applies, by an order through its
+// mailbox and an answer, and those that its NIC applies. Included where one is instantiated.
 #pragma once
 
 #include <algorithm>
@@ -8,14 +8,23 @@
 
 namespace epfabric::agent {
 
-// An ADD is one record, a CAS two. At most kMaxAtomics of a link wait for an answer.
+// At most kMaxAtomics of a link wait for an answer.
 template <Endpoint E>
 Applied RemoteTransport<E>::atomic(const AtomicPart& part) {
-  const Atomic& atomic = *part.atomic;
-  Link& link = *to_rank_[atomic.rank];
+  Link& link = *to_rank_[part.atomic->rank];
   if (link.atomics >= kMaxAtomics || link.inflight >= limits_.inflight ||
       inflight() >= limits_.session_inflight)
     return {};
+  if (by_nic() ? !post_atomic(link, part) : !post_order(link, part)) return {};
+  if (link.atomics == 0) link.answered_ns = now_ns_;
+  link.atomics += 1;
+  return {Applied::How::kSent};
+}
+
+// An ADD is one record, a CAS two.
+template <Endpoint E>
+bool RemoteTransport<E>::post_order(Link& link, const AtomicPart& part) {
+  const Atomic& atomic = *part.atomic;
   ControlRecord record;
   record.ring = static_cast<uint8_t>(part.ring->index());
   record.index = static_cast<uint16_t>(part.ring->ticket());
@@ -23,18 +32,49 @@ Applied RemoteTransport<E>::atomic(const AtomicPart& part) {
     record.kind = part.cas ? RecordKind::kExpect : RecordKind::kAdd;
     record.value = atomic.operand;
     record.extra = atomic.word;
-    if (!post_record(link, record, Operation::Kind::kRecord, nullptr)) return {};
+    if (!post_record(link, record, Operation::Kind::kRecord, nullptr)) return false;
     *part.sent = 1;
   }
-  if (part.cas) {
-    record.kind = RecordKind::kSwap;
-    record.value = atomic.swap;
-    record.extra = 0;
-    if (!post_record(link, record, Operation::Kind::kRecord, nullptr)) return {};
+  if (!part.cas) return true;
+  record.kind = RecordKind::kSwap;
+  record.value = atomic.swap;
+  record.extra = 0;
+  return post_record(link, record, Operation::Kind::kRecord, nullptr);
+}
+
+// On the queue pair of its (ring, destination rank), behind what was posted there before.
+template <Endpoint E>
+bool RemoteTransport<E>::post_atomic(Link& link, const AtomicPart& part) {
+  if constexpr (HardwareAtomics<E>) {
+    if (results_.empty()) return false;
+    const Atomic& atomic = *part.atomic;
+    Operation* operation =
+        take_operation(link, Operation::Kind::kAtomic, nullptr, sizeof(uint64_t));
+    if (operation == nullptr) return false;
+    operation->asker = part.ring;
+    operation->ticket = part.ring->ticket();
+    operation->old = results_.back();
+    results_.pop_back();
+    const RemoteKey& to = (*link.regions)[part.region];
+    const Extent& extent = epoch_->blob(link.rank).regions[part.region];
+    const Piece word{operation->old, staging_key_.descriptor, sizeof(uint64_t),
+                     to.base + (atomic.word * kWordBytes - extent.begin), to.key};
+    return posted(
+        part.cas ? endpoint_.compare_swap(link.peer, word, atomic.operand, atomic.swap, operation)
+                 : endpoint_.fetch_add(link.peer, word, atomic.operand, operation),
+        operation);
+  } else {
+    return false;
   }
-  if (link.atomics == 0) link.answered_ns = now_ns_;
-  link.atomics += 1;
-  return {Applied::How::kSent};
+}
+
+// A ring that awaits it no more, since the rank is masked or has left, throws it away.
+template <Endpoint E>
+void RemoteTransport<E>::take_old(const Operation& operation, bool applied) {
+  Link& link = *operation.link;
+  link.atomics -= 1;
+  link.answered_ns = now_ns_;
+  if (applied) operation.asker->take_answer(operation.ticket & 0xffff, link.rank, *operation.old);
 }
 
 template <Endpoint E>

@@ -33,6 +33,11 @@ RemoteTransport<E>::RemoteTransport(const Network& network, uint32_t index, cons
       completions_(detail::kMaxBatch) {
   add_operations(operations_of(limits.inflight));  // no rank takes all
   regions_.reserve(kMaxRegions);
+  if constexpr (HardwareAtomics<E>) {  // behind what scratch_of() names
+    auto* scratch =
+        reinterpret_cast<uint64_t*>(staging_.data() + uint64_t{domains_} * kMailboxBytes);
+    for (uint64_t i = 1; i < kScratchBytes / 8; ++i) results_.push_back(scratch + i);
+  }
 }
 
 template <Endpoint E>
@@ -52,12 +57,20 @@ void RemoteTransport<E>::open(Epoch& epoch) {
   unmarked_.forget();
   to_rank_.assign(epoch.world(), nullptr);
   epoch_ = &epoch;
+  by_nic_ = epoch.atomics().by_nic;
   for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
     if (epoch.local(rank)) continue;
     const uint32_t others = epoch.proxies_of(rank);
     for (uint32_t s = 0; s < others; ++s) {
       if (partners(s, others, index_, own_proxies_))
         add_link(rank, s, static_cast<uint32_t>(links_.size()));
+    }
+  }
+  mailboxed_ = links_.size();
+  for (const uint32_t rank : epoch.plan().nodes[epoch.node()]) {
+    const uint32_t others = epoch.proxies_of(rank);
+    for (uint32_t s = 0; by_nic() && s < others; ++s) {
+      if (partners(s, others, index_, own_proxies_)) add_neighbour(rank, s);
     }
   }
   owing_.reserve(links_.size());
@@ -72,7 +85,7 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
   const uint32_t their_room = room_for_domains(shape_.world, epoch_->proxies_of(rank));
   if (own_domain >= domains_ || their_domain >= their_room)
     throw NativeError("more mailboxes at one proxy than budget.h said");
-  const ProxyBlob& blob = epoch_->remote(rank).proxies[proxy];
+  const ProxyBlob& blob = epoch_->blob(rank).proxies[proxy];
   auto link = std::make_unique<Link>();
   link->rank = rank;
   link->proxy = proxy;
@@ -96,6 +109,23 @@ void RemoteTransport<E>::add_link(uint32_t rank, uint32_t proxy, uint32_t own_do
     link->gate = std::make_unique<Gate>(limits_.first_sequence);
     link->posted = link->marked = link->delivered = limits_.first_sequence;
   }
+  if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
+  links_.push_back(std::move(link));
+}
+
+// To a proxy of this node, the own one among them: for ATOMICs alone. The names are any that no
+// mailbox has, and that both ends come to.
+template <Endpoint E>
+void RemoteTransport<E>::add_neighbour(uint32_t rank, uint32_t proxy) {
+  const auto name = [](uint32_t of, uint32_t at) { return kMaxDomains + of * kMaxProxies + at; };
+  const ProxyBlob& blob = epoch_->blob(rank).proxies[proxy];
+  auto link = std::make_unique<Link>();
+  link->rank = rank;
+  link->proxy = proxy;
+  link->peer = endpoint_.insert({blob.address, name(rank, proxy), name(shape_.rank, index_)});
+  link->regions = &blob.regions;
+  link->cap = limits_.inflight;
+  link->cap_bytes = limits_.inflight_bytes;
   if (proxy == index_ % epoch_->proxies_of(rank)) to_rank_[rank] = link.get();
   links_.push_back(std::move(link));
 }

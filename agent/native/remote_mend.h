@@ -31,6 +31,8 @@ bool RemoteTransport<E>::hold(Operation* operation, const Completion& completion
   if constexpr (Mending<E>) {
     Link& link = *operation->link;
     if (completion.error != kBroken || link.broken || epoch_->left(link.rank)) return false;
+    // The NIC may have applied it, and would do so again.
+    if (operation->kind == Operation::Kind::kAtomic) return false;
     operation->lost = true;
     lost_ += 1;
     link.held += 1;

@@ -46,6 +46,10 @@ void RemoteTransport<E>::give_back(Operation* operation) {
   }
   operation->abandoned = operation->lost = false;
   operation->ring = nullptr;
+  if constexpr (HardwareAtomics<E>) {
+    if (operation->old != nullptr) results_.push_back(operation->old);
+    operation->old = nullptr;
+  }
   operation->link->inflight -= 1;
   operation->link->inflight_bytes -= operation->bytes;
   operation->link = nullptr;
@@ -142,7 +146,7 @@ Posted RemoteTransport<E>::write(const WritePart& part, const SignalPart* then) 
   if (link.inflight >= joining.busy && part.ring->may_grow(joining)) return {};
   const Region& from = *regions_[part.source_region];
   const RemoteKey& to = (*link.regions)[part.destination_region];
-  const Extent& extent = epoch_->remote(part.rank).regions[part.destination_region];
+  const Extent& extent = epoch_->blob(part.rank).regions[part.destination_region];
   const Piece payload{from.at(part.source), region_keys_[part.source_region].descriptor, bytes,
                       to.base + (part.destination - extent.begin), to.key};
   if (then != nullptr && bytes == part.bytes && endpoint_.gathers()) {
@@ -247,7 +251,7 @@ Piece RemoteTransport<E>::piece_of(const Link& link, const ControlRecord* staged
 template <Endpoint E>
 Piece RemoteTransport<E>::scratch_of(const Link& link) const {
   const uint64_t room = room_for_domains(shape_.world, epoch_->proxies_of(link.rank));
-  const RemoteKey& mailbox = epoch_->remote(link.rank).proxies[link.proxy].mailbox;
+  const RemoteKey& mailbox = epoch_->blob(link.rank).proxies[link.proxy].mailbox;
   return {staging_.data() + uint64_t{domains_} * kMailboxBytes, staging_key_.descriptor, 8,
           mailbox.base + room * kMailboxBytes, mailbox.key};
 }

@@ -31,6 +31,15 @@ class RemoteTransport {
   RemoteTransport(const Network& network, uint32_t index, const Shape& shape, uint32_t proxies,
                   const Limits& limits, ProxyCount& count);
 
+  // Whether this endpoint's NIC can apply ATOMICs, and whether NICs apply this epoch's.
+  bool applies_atomics() const {
+    if constexpr (HardwareAtomics<E>) return endpoint_.applies_atomics();
+    return false;
+  }
+  bool by_nic() const {
+    if constexpr (HardwareAtomics<E>) return by_nic_;
+    return false;
+  }
   std::vector<std::byte> address() const { return endpoint_.address(); }
   RemoteKey mailbox() const { return mailbox_key_.remote; }
   RemoteKey add_region(const Region& region);
@@ -44,7 +53,7 @@ class RemoteTransport {
 
   Posted write(const WritePart& part, const SignalPart* then);
   Posted signal(const SignalPart& part);
-  // By an order to the owner's agent, which answers with the old value.
+  // By an order to the owner's agent, which answers with the old value, or by its NIC.
   Applied atomic(const AtomicPart& part);
   // Sends the old value, now or in a later turn; why the peer may not ask for it, or nullptr.
   const char* answer(Link& link, const ControlRecord& record);
@@ -113,6 +122,9 @@ class RemoteTransport {
   void note_acknowledged(Link& link);
   void end_waits(Link& link, uint64_t delivered);
   void send_answers();
+  bool post_order(Link& link, const AtomicPart& part);
+  bool post_atomic(Link& link, const AtomicPart& part);
+  void take_old(const Operation& operation, bool applied);
   static ControlRecord record_of(const SignalPart& part);
   Piece scratch_of(const Link& link) const;
   Operation* take_operation(Link& link, Operation::Kind kind, Ring* ring, uint64_t bytes);
@@ -121,6 +133,7 @@ class RemoteTransport {
   void release_lost();
   bool posted(ssize_t result, Operation* operation);
   void add_link(uint32_t rank, uint32_t proxy, uint32_t own_domain);
+  void add_neighbour(uint32_t rank, uint32_t proxy);
   uint32_t domain_at(uint32_t rank, uint32_t proxy) const;
   template <class Take, class Fail>
   void take_imm(uint64_t data, Take&& take, Fail&& fail);
@@ -152,8 +165,11 @@ class RemoteTransport {
   uint64_t waits_ = 0;
   std::vector<Completion> completions_;
   Epoch* epoch_ = nullptr;
-  std::vector<std::unique_ptr<Link>> links_;  // by own domain
-  std::vector<Link*> to_rank_;                // by rank: where this proxy's commands go
+  std::vector<std::unique_ptr<Link>> links_;  // by own domain, then neighbours
+  size_t mailboxed_ = 0;                      // those before the neighbours
+  bool by_nic_ = false;
+  std::vector<uint64_t*> results_;  // free ones: where NICs put old values
+  std::vector<Link*> to_rank_;      // by rank: where this proxy's commands go
   std::vector<Link*> owing_;
   std::vector<Link*> answering_;  // with answers that could not be sent
   WorkList<Link, &Link::behind> behind_;
@@ -200,6 +216,9 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
   // What is lost with a peer that left in good order, or is masked, was nothing that anyone waits
   // for.
   const bool lost = failed && !epoch_->gone(link.rank);
+  if constexpr (HardwareAtomics<E>) {
+    if (kind == Operation::Kind::kAtomic) take_old(*operation, completion.error == 0);
+  }
   // A failed write completes its ticket only once its rank is masked: else who waits for it is told
   // by the abort word.
   if (lost && operation->ring != nullptr) {
@@ -220,10 +239,15 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
     }
     return;
   }
+  // Nobody waits for it, but a masked rank's connection is made anew.
+  if (kind == Operation::Kind::kAtomic && !lost && completion.error == kBroken) return;
   link.broken = true;
   // A credit that does not arrive matters only if the peer still sends; then something else fails.
   if (kind == Operation::Kind::kCredit || !lost) return;
-  lose(link.rank, "a write to it failed: " + completion.detail);
+  const bool atomic = kind == Operation::Kind::kAtomic;
+  lose(link.rank, (atomic ? "an ATOMIC that its NIC applies failed, and may have been done or not: "
+                          : "a write to it failed: ") +
+                      completion.detail);
 }
 
 template <Endpoint E>

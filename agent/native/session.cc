@@ -22,6 +22,18 @@ bool wait_until(uint64_t timeout_ns, Done&& done) {
 
 uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); }
 
+AtomicsAbility ability_of(const ProxySettings& settings,
+                          std::span<const std::unique_ptr<Proxy>> proxies) {
+  if (settings.ports.empty()) return AtomicsAbility::kNoVerbs;
+  if (settings.stripes > 1 && settings.ports.size() > 1) return AtomicsAbility::kSeveralNics;
+  for (const auto& proxy : proxies) {
+    const VerbsPort& port = settings.ports[proxy->index() % settings.ports.size()];
+    if (port.device != settings.ports.front().device) return AtomicsAbility::kSeveralNics;
+    if (!proxy->applies_atomics()) return AtomicsAbility::kUnable;
+  }
+  return AtomicsAbility::kAble;
+}
+
 }  // namespace
 
 Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
@@ -46,6 +58,7 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     proxies_.push_back(
         std::make_unique<Proxy>(i, count, settings.cpus[i], proxies, segments_, regions_, rings_));
   }
+  atomics_ = {proxies.atomics, ability_of(proxies, proxies_)};
 }
 
 Session::~Session() { ask_stop(); }
@@ -119,6 +132,7 @@ SessionBlob Session::describe() const {
   blob.world = shape().world;
   blob.rings = shape().rings;
   blob.signals = shape().signals;
+  blob.atomics = atomics_;
   for (const Region& region : regions_) blob.regions.push_back(region.extent);
   for (const auto& proxy : proxies_) {
     blob.proxies.push_back({proxy->address(), proxy->mailbox(), keys_[proxy->index()]});

@@ -83,6 +83,7 @@ class Session {
   const uint64_t group_;
   const uint64_t quota_bytes_;
   const char* const network_;
+  AtomicsOffer atomics_;
   Segments segments_;
   std::vector<Region> regions_;  // never reallocates: proxies point into it
   std::vector<std::unique_ptr<Ring>> rings_;

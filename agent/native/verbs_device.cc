@@ -108,11 +108,15 @@ std::optional<uint32_t> VerbsDevice::index_of_gid() const {
   return entry == nullptr ? std::nullopt : std::optional(entry->gid_index);
 }
 
+int VerbsDevice::access() const {
+  return kAccess | (applies_atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+}
+
 MemoryRegion VerbsDevice::register_memory(void* data, uint64_t bytes) {
-  MemoryRegion out(ibverbs().register_mr(domain(), data, bytes, kAccess));
+  MemoryRegion out(ibverbs().register_mr(domain(), data, bytes, access()));
   const bool pages = !out && errno == ENOMEM;
   if (pages && choose_memory(false, false, memory_) == MemoryKind::kOnDemand)
-    out.reset(ibverbs().register_mr(domain(), data, bytes, kAccess | IBV_ACCESS_ON_DEMAND));
+    out.reset(ibverbs().register_mr(domain(), data, bytes, access() | IBV_ACCESS_ON_DEMAND));
   if (!out) {
     throw system_error("registering " + std::to_string(bytes) + " bytes with " + name() +
                        " failed" + (pages ? " (raise the limit of locked memory, ulimit -l)" : ""));
@@ -123,7 +127,7 @@ MemoryRegion VerbsDevice::register_memory(void* data, uint64_t bytes) {
 MemoryRegion VerbsDevice::register_dmabuf(int fd, uint64_t offset, uint64_t bytes, uint64_t iova) {
   if (choose_memory(true, true, memory_) != MemoryKind::kDmaBuf)
     throw NativeError("this libibverbs registers no dma-bufs: rdma-core 34 or later does");
-  MemoryRegion out(ibverbs().register_dmabuf_mr(domain(), offset, bytes, iova, fd, kAccess));
+  MemoryRegion out(ibverbs().register_dmabuf_mr(domain(), offset, bytes, iova, fd, access()));
   if (!out) throw system_error("registering a dma-buf with " + name() + " failed");
   return out;
 }

@@ -47,6 +47,10 @@ class VerbsDevice {
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }
   const ibv_device_attr& attributes() const { return attributes_; }
+  // As one party for a word, in host order: values beyond these have the old value the other way.
+  bool applies_atomics() const {
+    return attributes_.atomic_cap == IBV_ATOMIC_HCA || attributes_.atomic_cap == IBV_ATOMIC_GLOB;
+  }
   const ibv_port_attr& port() const { return port_; }
   const Quirk& quirk() const { return quirk_; }
   const QueueSizes& sizes() const { return sizes_; }

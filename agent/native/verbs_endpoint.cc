@@ -32,9 +32,8 @@ std::string text_of_status(const ibv_wc& done) {
 ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm,
                             void* context) {
   Peer& peer = peers_[index];
-  if (!peer.fault.empty()) return -ENOTCONN;
   const auto count = static_cast<uint32_t>(pieces.size());
-  if (peer.down || !peer.link.met() || peer.room < count || room_ < count) return -EAGAIN;
+  if (const ssize_t refused = ready(peer, count); refused != 0) return refused;
   ibv_sge places[kMaxPieces];
   ibv_send_wr requests[kMaxPieces];
   for (uint32_t i = 0; i < count; ++i) {
@@ -55,6 +54,38 @@ ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode
     request.wr.rdma.remote_addr = piece.address;
     request.wr.rdma.rkey = static_cast<uint32_t>(piece.key);
   }
+  return submit(peer, requests, count, context);
+}
+
+// The device holds it back while as many of the queue pair's reads and atomics are under way as the
+// two ends agreed on. Responders take atomics and writes in the order of their packets, so that no
+// fence is needed.
+ssize_t VerbsEndpoint::post_atomic(PeerIndex index, const Piece& word, ibv_wr_opcode opcode,
+                                   uint64_t operand, uint64_t swap, void* context) {
+  Peer& peer = peers_[index];
+  if (const ssize_t refused = ready(peer, 1); refused != 0) return refused;
+  ibv_sge place{reinterpret_cast<uint64_t>(word.data), static_cast<uint32_t>(word.bytes),
+                static_cast<uint32_t>(reinterpret_cast<uint64_t>(word.descriptor))};
+  ibv_send_wr request{};
+  request.wr_id = reinterpret_cast<uint64_t>(context) | kLast;
+  request.sg_list = &place;
+  request.num_sge = 1;
+  request.opcode = opcode;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.atomic.remote_addr = word.address;
+  request.wr.atomic.compare_add = operand;
+  request.wr.atomic.swap = swap;
+  request.wr.atomic.rkey = static_cast<uint32_t>(word.key);
+  return submit(peer, &request, 1, context);
+}
+
+ssize_t VerbsEndpoint::ready(const Peer& peer, uint32_t count) const {
+  if (!peer.fault.empty()) return -ENOTCONN;
+  const bool busy = peer.down || !peer.link.met() || peer.room < count || room_ < count;
+  return busy ? -EAGAIN : 0;
+}
+
+ssize_t VerbsEndpoint::submit(Peer& peer, ibv_send_wr* requests, uint32_t count, void* context) {
   ibv_send_wr* refused = nullptr;
   const int error = ::ibv_post_send(peer.pair.get(), requests, &refused);
   if (error != 0 && refused == &requests[0]) return error == ENOMEM ? -EAGAIN : -error;

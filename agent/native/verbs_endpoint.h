@@ -47,6 +47,14 @@ class VerbsEndpoint {
   ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
     return post(peer, {&piece, 1}, IBV_WR_RDMA_READ, 0, context);
   }
+  bool applies_atomics() const { return device_.applies_atomics(); }
+  ssize_t fetch_add(PeerIndex peer, const Piece& word, uint64_t operand, void* context) {
+    return post_atomic(peer, word, IBV_WR_ATOMIC_FETCH_AND_ADD, operand, 0, context);
+  }
+  ssize_t compare_swap(PeerIndex peer, const Piece& word, uint64_t operand, uint64_t swap,
+                       void* context) {
+    return post_atomic(peer, word, IBV_WR_ATOMIC_CMP_AND_SWP, operand, swap, context);
+  }
   static std::string text_of(int error) { return std::strerror(error); }
   size_t poll(Completion* out, size_t capacity);
   // Ends the link to this peer for good; what is under way fails with `why`.
@@ -118,6 +126,10 @@ class VerbsEndpoint {
   bool post_end(Peer& peer);
 
   ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
+  ssize_t post_atomic(PeerIndex index, const Piece& word, ibv_wr_opcode opcode, uint64_t operand,
+                      uint64_t swap, void* context);
+  ssize_t ready(const Peer& peer, uint32_t count) const;
+  ssize_t submit(Peer& peer, ibv_send_wr* requests, uint32_t count, void* context);
   bool take(const ibv_wc& done, Completion& out);
   void finish(const ibv_wc& done, Completion& out);
   void blame(Peer& peer, const ibv_wc& done, const std::string& what = "");
@@ -145,6 +157,6 @@ class VerbsEndpoint {
   bool armed_ = false;
 };
 
-static_assert(Mending<VerbsEndpoint>);
+static_assert(Mending<VerbsEndpoint> && HardwareAtomics<VerbsEndpoint>);
 
 }  // namespace epfabric::agent

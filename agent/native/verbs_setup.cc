@@ -208,7 +208,7 @@ void VerbsEndpoint::prepare(Peer& peer) {
   ibv_qp_attr wanted{};
   wanted.qp_state = IBV_QPS_INIT;
   wanted.port_num = device_.port_number();
-  wanted.qp_access_flags = kLinkAccess;
+  wanted.qp_access_flags = kLinkAccess | (device_.applies_atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
   const int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
   if (const int error = ibverbs().modify_qp(pair.get(), &wanted, mask); error != 0)
     throw system_error("a queue pair of " + device_.name() + " cannot be used", error);

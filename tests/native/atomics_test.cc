@@ -1,15 +1,7 @@
-// ATOMICs of many ranks on the same words, same node and over tcp: each takes effect once, in one
-// order that every ring's own order is part of, behind its ring's earlier writes.
+// ATOMICs that the owner's agent applies, same node and over networks, and who is chosen to.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <map>
-#include <random>
-#include <thread>
-
-#include "cores.h"
-#include "seed.h"
+#include "hammer.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -17,173 +9,27 @@ using namespace epfabric::agent;
 namespace {
 
 constexpr uint32_t kRings = 3;
-constexpr uint32_t kOps = 1500;     // of a ring
-constexpr uint64_t kStamps = 4096;  // where writes go: 16 B for each (rank, round)
-constexpr uint32_t kRounds = 300;
-
-struct Done {
-  bool cas;
-  uint64_t expected, value, old;  // value: the addend or the new value
-
-  bool effect() const { return !cas || old == expected; }
-  uint64_t after() const { return cas ? value : old + value; }
-};
-
-// Pushes atomics on `word` of `owner`, several at a time, and keeps what came back.
-class Hammer {
- public:
-  Hammer(RankPod& pod, uint32_t ring, uint32_t owner, uint64_t word, uint64_t seed)
-      : pod_(pod), ring_(ring), owner_(owner), word_(word), random_(seed) {}
-
-  void run() {
-    uint64_t last = 0;
-    while (done_.size() < kOps) {
-      std::vector<std::pair<uint64_t, Done>> batch;
-      for (uint64_t n = 1 + random_() % 6; n > 0; --n) {
-        // What was seen last is often still there, a draw never is; sums wrap at 2^64.
-        const bool cas = random_() % 2 == 0;
-        batch.push_back(push({cas, random_() % 8 ? last : random_(), random_(), 0}));
-      }
-      if (batch.back().first == kNoTicket) return;
-      const uint64_t end = batch.back().first + (batch.back().second.cas ? 1 : 0);
-      if (!pod_.wait(ring_, end, pod_.aborts())) return;
-      for (auto& [ticket, op] : batch) {
-        const AtomicResult& result = pod_.session->segments().results(ring_)[ticket % 16];
-        if (platform::load_acquire(&result.done) != ticket + 1) return;
-        op.old = platform::load_relaxed(&result.old);
-        last = op.effect() ? op.after() : op.old;
-        done_.push_back(op);
-      }
-    }
-  }
-  const std::vector<Done>& done() const { return done_; }
-
- private:
-  std::pair<uint64_t, Done> push(const Done& op) {
-    const uint64_t ticket = pod_.rings[ring_].head;
-    Slot slots[2];
-    pack_atomic(op.cas ? Op::kCas : Op::kAdd, owner_, word_, op.cas ? op.expected : op.value,
-                slots[0]);
-    pack_atomic(Op::kCasSwap, 0, 0, op.value, slots[1]);
-    const bool pushed = pod_.push(ring_, slots, op.cas ? 2 : 1, pod_.aborts());
-    return {pushed ? ticket : kNoTicket, op};
-  }
-
-  RankPod& pod_;
-  const uint32_t ring_, owner_;
-  const uint64_t word_;
-  std::mt19937_64 random_;
-  std::vector<Done> done_;
-};
-
-uint64_t* word_of(const RankPod& pod, uint64_t word) {
-  return reinterpret_cast<uint64_t*>(pod.memory()) + word;
-}
-
-// The operations are one chain from 0 to what the word holds: none lost, none twice. Values are
-// draws of 64 bits, so that each stands in the chain once.
-void check_chain(const std::vector<std::unique_ptr<Hammer>>& hammers, uint64_t held) {
-  std::map<uint64_t, uint64_t> next;  // value before -> after
-  size_t effects = 0;
-  for (const auto& hammer : hammers) {
-    REQUIRE(hammer->done().size() >= kOps);
-    for (const Done& op : hammer->done()) {
-      if (!op.effect()) continue;
-      effects += 1;
-      next[op.old] = op.after();
-    }
-  }
-  REQUIRE(next.size() == effects);  // each value was handed out to one that changed it
-  std::map<uint64_t, size_t> place{{0, 0}};
-  uint64_t value = 0;
-  for (size_t at = 1; at <= effects; ++at) {
-    REQUIRE(next.contains(value));
-    value = next[value];
-    place[value] = at;
-  }
-  CHECK(value == held);
-  size_t swapped = 0, missed = 0;
-  for (const auto& hammer : hammers) {
-    size_t before = 0;
-    for (const Done& op : hammer->done()) {
-      REQUIRE(place.contains(op.old));  // also where it found another value than it expected
-      REQUIRE(place[op.old] >= before);
-      before = place[op.old] + (op.effect() ? 1 : 0);
-      swapped += op.cas && op.effect();
-      missed += !op.effect();
-    }
-  }
-  CHECK(swapped > 0);
-  CHECK(missed > 0);
-}
-
-uint64_t stamp_of(uint64_t rank, uint64_t round) {
-  return kStamps + (1 + rank * kRounds + round) * kUnitBytes;
-}
-
-// Of each writer: a stamp by WRITE, then ADD 1 to its own sixteenth of a word. Who sees the count
-// must see the stamp.
-void check_order(CoreGroup& group, uint32_t owner, const std::vector<uint32_t>& writers) {
-  constexpr uint64_t kWord = 64;
-  std::vector<std::thread> threads;
-  for (const uint32_t rank : writers) {
-    threads.emplace_back([&group, owner, rank] {
-      RankPod& pod = group.pods[rank];
-      for (uint64_t round = 1; round <= kRounds; ++round) {
-        std::memcpy(pod.memory() + kStamps, &round, 8);
-        Slot slots[2];
-        const auto to = static_cast<uint32_t>(stamp_of(rank, round) / kUnitBytes);
-        pack_write({owner, kStamps / kUnitBytes, to, 1, 0, 0}, slots[0]);
-        pack_atomic(Op::kAdd, owner, kWord, uint64_t{1} << 16 * rank, slots[1]);
-        if (!pod.push(0, slots, 2, pod.aborts())) return;
-        if (!pod.wait(0, pod.rings[0].head - 1, pod.aborts())) return;
-      }
-    });
-  }
-  const RankPod& pod = group.pods[owner];
-  const uint64_t begin = platform::clock_ns();
-  bool late = false;
-  for (size_t complete = 0; complete < writers.size();) {
-    const uint64_t counts = platform::load_acquire(word_of(pod, kWord));
-    complete = 0;
-    for (const uint32_t rank : writers) {
-      const uint64_t count = counts >> 16 * rank & 0xffff;
-      uint64_t stamp = 0;
-      if (count > 0) std::memcpy(&stamp, pod.memory() + stamp_of(rank, count), 8);
-      late = late || stamp != count;
-      complete += count == kRounds;
-    }
-    if (platform::clock_ns() - begin > kTestLimitNs) break;
-  }
-  for (std::thread& thread : threads) thread.join();
-  CHECK_FALSE(late);
-  const uint64_t counts = *word_of(pod, kWord);
-  for (const uint32_t rank : writers) CHECK((counts >> 16 * rank & 0xffff) == kRounds);
-}
 
 void hammer(const GroupShape& shape) {
   CoreGroup group(shape);
-  const uint64_t seed = epfabric::test::seed();
-  std::vector<std::vector<std::unique_ptr<Hammer>>> by_word(2);
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < group.pods.size(); ++rank) {
-    for (uint32_t ring = 0; ring < kRings; ++ring) {
-      const uint32_t word = ring % 2;  // of rank 0, then of the last one
-      const uint32_t owner = word == 0 ? 0 : static_cast<uint32_t>(group.pods.size()) - 1;
-      by_word[word].push_back(std::make_unique<Hammer>(group.pods[rank], ring, owner, 100 + word,
-                                                       seed + rank * kRings + ring));
-      threads.emplace_back([one = by_word[word].back().get()] { one->run(); });
-    }
+  check_atomics(group.pods, 1500, [] { std::this_thread::yield(); });
+  for (const auto& core : group.cores) {
+    CHECK(core->failure(1) == "");
+    CHECK(core->atomics(1).starts_with("emulated: "));
   }
-  for (std::thread& thread : threads) thread.join();
-  check_chain(by_word[0], *word_of(group.pods.front(), 100));
-  check_chain(by_word[1], *word_of(group.pods.back(), 101));
-  check_order(group, 0, {1, 2});
-  for (const RankPod& pod : group.pods) {
-    for (const auto& ring : pod.session->rings()) CHECK(ring->idle());
-  }
-  for (const auto& core : group.cores) CHECK(core->failure(1) == "");
   group.close();
+}
+
+constexpr AtomicsOffer kAble{AtomicsWish::kAuto, AtomicsAbility::kAble};
+constexpr AtomicsOffer kTcp{AtomicsWish::kAuto, AtomicsAbility::kNoVerbs};
+constexpr AtomicsOffer kWants{AtomicsWish::kHardware, AtomicsAbility::kAble};
+
+std::string chosen(std::vector<AtomicsOffer> offers, bool one_node = false) {
+  try {
+    return choose_atomics(offers, one_node).text();
+  } catch (const NativeError& error) {
+    return std::string("refused: ") + error.what();
+  }
 }
 
 }  // namespace
@@ -202,4 +48,29 @@ TEST_CASE("atomics of ranks of two nodes are one chain, and behind their ring's 
   shape.settings.gated = true;
   hammer(shape);
 #endif
+}
+
+TEST_CASE("NICs apply atomics only where one reaches each rank") {
+  CHECK(chosen({kAble, kAble}) == "hardware: one NIC reaches each rank, and applies atomics");
+  CHECK(chosen({kAble, kAble}, true) == "emulated: all ranks are on one node");
+  CHECK(chosen({kWants, kWants}, true).starts_with("hardware: "));
+  CHECK(chosen({kAble, kTcp}) == "emulated: rank 1's agent does not use verbs");
+  CHECK(chosen({{AtomicsWish::kAuto, AtomicsAbility::kSeveralNics}, kAble}) ==
+        "emulated: rank 0 is reached by several NICs, and one's atomic is none against another's");
+  CHECK(chosen({kAble, {AtomicsWish::kEmulated, AtomicsAbility::kAble}}) ==
+        "emulated: spec.atomics says so");
+}
+
+TEST_CASE("atomics by hardware are refused, not emulated, where they cannot be") {
+  CHECK(chosen({kWants, {AtomicsWish::kHardware, AtomicsAbility::kUnable}}) ==
+        "refused: spec.atomics is hardware, but rank 1's NIC applies no atomics: set it to auto or "
+        "emulated, then the owner's agent applies atomics");
+  CHECK(chosen({kTcp, kWants}).starts_with("refused: "));
+  CHECK(chosen({{AtomicsWish::kEmulated, AtomicsAbility::kAble}, kWants}) ==
+        "refused: spec.atomics is hardware for rank 1 and emulated for rank 0: it has to be the "
+        "same for all ranks of a group");
+  GroupShape shape{{{0}, {1}}, {1, 1}, kRings, 16, 2, 65536, {}};
+  shape.settings.provider = "twin";
+  shape.settings.atomics = "hardware";
+  CHECK_THROWS_AS(CoreGroup{shape}, NativeError);
 }

@@ -14,7 +14,13 @@ using namespace epfabric::agent;
 namespace {
 
 SessionBlob sample() {
-  SessionBlob blob{3, 8, 4, 16, {{0, 4096}, {65536, 131072}}, {}};
+  SessionBlob blob{3,
+                   8,
+                   4,
+                   16,
+                   {{0, 4096}, {65536, 131072}},
+                   {},
+                   {AtomicsWish::kHardware, AtomicsAbility::kUnable}};
   for (uint64_t i = 0; i < 2; ++i) {
     blob.proxies.push_back({{std::byte{2}, std::byte{0}}, {11 + i, 22}, {{33, 44}, {55, 66 + i}}});
   }
@@ -30,6 +36,8 @@ TEST_CASE("a description survives the journey") {
   CHECK(back.proxies[1].mailbox.key == 12);
   CHECK(back.proxies[1].regions[1].base == 67);
   CHECK(back.proxies[0].address.size() == 2);
+  CHECK(back.atomics.wish == AtomicsWish::kHardware);
+  CHECK(back.atomics.ability == AtomicsAbility::kUnable);
 }
 
 TEST_CASE("every cut and every extra byte is an error") {

@@ -58,6 +58,14 @@ struct RankPod {
   }
 };
 
+inline void add_rings(RankPod& pod) {
+  const Segments& segments = pod.session->segments();
+  for (uint32_t ring = 0; ring < segments.shape().rings; ++ring) {
+    pod.rings.push_back({const_cast<Slot*>(segments.slots(ring)), &segments.counters(ring)->tail, 0,
+                         0, segments.shape().depth});
+  }
+}
+
 inline RankPod make_pod(Core& core, const GroupShape& shape, uint32_t world, uint32_t rank,
                         uint32_t proxies) {
   RankPod pod;
@@ -70,11 +78,7 @@ inline RankPod make_pod(Core& core, const GroupShape& shape, uint32_t world, uin
   REQUIRE(::write(pod.region_fd.get(), zeros.data(), shape.bytes) ==
           static_cast<ssize_t>(shape.bytes));
   pod.session->register_memfd(pod.region_fd.get(), shape.bytes);
-  for (uint32_t ring = 0; ring < shape.rings; ++ring) {
-    const Segments& segments = pod.session->segments();
-    pod.rings.push_back({const_cast<Slot*>(segments.slots(ring)), &segments.counters(ring)->tail, 0,
-                         0, shape.depth});
-  }
+  add_rings(pod);
   return pod;
 }
 

@@ -33,6 +33,7 @@ struct HandShape {
   uint64_t region_bytes = 1 << 20;
   Limits limits{};
   bool mask = false;  // a lost rank ends no epoch
+  AtomicsOffer atomics{};
 };
 
 // `Network` has at(now_ns), stop(); an E is made from a reference to it.
@@ -48,11 +49,9 @@ class HandGroup {
       std::vector<std::shared_ptr<Session>> local;
       std::vector<SessionBlob> blobs(world);
       for (uint32_t rank = 0; rank < world; ++rank) {
-        if (std::count(ranks.begin(), ranks.end(), rank) > 0) {
-          local.push_back(sessions_[rank]);
-        } else {
-          blobs[rank] = blob(rank);
-        }
+        if (std::count(ranks.begin(), ranks.end(), rank) > 0) local.push_back(sessions_[rank]);
+        blobs[rank] = blob(rank);
+        blobs[rank].atomics = shape.atomics;
       }
       epochs.push_back(std::make_shared<Epoch>(
           EpochPlan{1, 1, 0, kGroupLimitNs, shape.nodes, shape.mask}, std::move(local),

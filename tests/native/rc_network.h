@@ -1,8 +1,9 @@
 // A network within one process whose connections keep order, and break: what is under way is then
 // done at the peer or not, packets of an old connection still arrive, and each end learns of it in
-// a time of its own. Connections are made by the greetings of verbs_greeting.h, some of which get
-// lost. What a connection brought and nobody polled goes with it when it is destroyed, as with some
-// drivers. One seed decides all; used by one thread at a time. For mend_test.cc.
+// a time of its own. Its NICs apply atomics, one at a time but in two steps, so that a CPU that
+// changes the word too is seen. Connections are made by the greetings of verbs_greeting.h, some of
+// which get lost. What a connection brought and nobody polled goes with it when it is destroyed, as
+// with some drivers. One seed decides all; used by one thread at a time. For mend_test.cc.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +13,10 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <random>
-#include <vector>
+#include <optional>
 
 #include "endpoint.h"
+#include "rc_rules.h"
 #include "verbs_greeting.h"
 
 namespace epfabric::test {
@@ -26,51 +27,6 @@ using agent::PeerIndex;
 using agent::Piece;
 using agent::Pieces;
 using agent::RemoteKey;
-
-struct RcRules {
-  uint32_t break_one_in = 0;      // steps; 0 = never, as below
-  uint32_t refuse_one_in = 8;     // posts
-  uint32_t miss_one_in = 4;       // greetings
-  uint32_t give_up_one_in = 200;  // steps until an end sees that its peer does not answer
-  size_t queue = 64;              // writes of one connection under way
-  size_t polled = 64;             // completions of one poll
-  uint64_t max_bytes = 512;
-  bool still = false;       // nothing moves, and nobody meets
-  bool unanswered = false;  // what is done completes only by a break
-  bool busy = false;        // each poll finds something, of others
-};
-
-class RcEndpoint;
-
-class RcNetwork {
- public:
-  RcNetwork(uint64_t seed, const RcRules& rules) : rules(rules), random_(seed) {}
-
-  RcRules rules;
-  void at(uint64_t) {}              // it counts steps instead
-  void stop() { stopped_ = true; }  // nothing moves any more: memory goes
-  uint64_t posted() const { return posted_; }
-  uint64_t breaks() const { return breaks_; }
-  uint64_t done_unanswered() const { return done_unanswered_; }  // writes whose answer was lost
-  inline void break_all();                                       // every connection, at both ends
-  inline bool all_met() const;
-  inline uint64_t under_way() const;
-  inline uint64_t done() const;  // of these, at the peer
-  inline void kill(size_t from, size_t to);
-  // Queue pairs that one endpoint began to end or made, at most, from one poll to the next.
-  uint64_t most_work() const { return most_work_; }
-  uint64_t late() const { return late_; }  // writes that arrived after their connection had broken
-
- private:
-  friend class RcEndpoint;
-  bool one_in(uint32_t n) { return n != 0 && random_() % n == 0; }
-  inline void step();
-
-  std::minstd_rand random_;
-  bool stopped_ = false;
-  std::vector<RcEndpoint*> endpoints_;
-  uint64_t posted_ = 0, breaks_ = 0, done_unanswered_ = 0, late_ = 0, most_work_ = 0;
-};
 
 class RcEndpoint {
  public:
@@ -113,6 +69,14 @@ class RcEndpoint {
   ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
     return post(peer, {&piece, 1}, nullptr, context);
   }
+  bool applies_atomics() const { return true; }
+  ssize_t fetch_add(PeerIndex peer, const Piece& word, uint64_t operand, void* context) {
+    return post(peer, {&word, 1}, nullptr, context, Change{false, operand, 0, 0});
+  }
+  ssize_t compare_swap(PeerIndex peer, const Piece& word, uint64_t operand, uint64_t swap,
+                       void* context) {
+    return post(peer, {&word, 1}, nullptr, context, Change{true, operand, swap, 0});
+  }
   size_t poll(Completion* out, size_t capacity) {
     network_.step();
     network_.most_work_ = std::max(network_.most_work_, work_);
@@ -141,6 +105,9 @@ class RcEndpoint {
     if (!end.ending) {
       work_ += 1;
       end.ending = true;
+      for (auto& [stores, flight] : end.incoming) {
+        if (network_.changing_ == &flight) change(flight);
+      }
       end.incoming.clear();  // of the peer's old connection
       completions_.push_back({{}, peer, true});
     }
@@ -176,12 +143,17 @@ class RcEndpoint {
     std::byte* target;
     std::vector<std::byte> bytes;
   };
+  struct Change {
+    bool cas;
+    uint64_t operand, swap, old;
+  };
   struct Flight {
     std::vector<Piece> pieces;
     uint64_t generation;
     void* context;
     uint32_t imm;
     bool has_imm, done;
+    std::optional<Change> change;
   };
   struct Queued {
     Completion completion;
@@ -202,7 +174,8 @@ class RcEndpoint {
     std::deque<std::pair<std::vector<Store>, Flight>> incoming{};
   };
 
-  ssize_t post(PeerIndex peer, Pieces pieces, const uint32_t* imm, void* context) {
+  ssize_t post(PeerIndex peer, Pieces pieces, const uint32_t* imm, void* context,
+               std::optional<Change> change = {}) {
     End& end = ends_[peer];
     if (!end.fault.empty()) return -ENOTCONN;
     if (!met(peer) || end.failed) return -EAGAIN;
@@ -214,7 +187,8 @@ class RcEndpoint {
                            context,
                            imm != nullptr ? *imm : 0,
                            imm != nullptr,
-                           false});
+                           false,
+                           change});
     return 0;
   }
 
@@ -271,13 +245,12 @@ class RcEndpoint {
     End* other = other_end(end);
     size_t under_way = end.flights.empty() ? 0 : network_.random_() % (end.flights.size() + 1);
     for (Flight& flight : end.flights) {
+      if (network_.changing_ == &flight) to.change(flight);
       network_.done_unanswered_ += flight.done ? 1 : 0;
       if (!flight.done && under_way > 0 && other != nullptr && other->alive && !other->ending &&
           other->link.seen == flight.generation) {
         under_way -= 1;
-        std::vector<Store> stores;
-        for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
-        other->incoming.emplace_back(std::move(stores), flight);
+        other->incoming.emplace_back(to.stores_of(flight), flight);
       }
       const std::string& why = end.fault.empty() ? why_ : end.fault;
       completions_.push_back({{flight.context, false, 0, error, why}, index_of(end)});
@@ -293,6 +266,30 @@ class RcEndpoint {
     const auto* data = static_cast<const std::byte*>(piece.data);
     return {memory_[piece.key].data + piece.address, {data, data + piece.bytes}};
   }
+  std::vector<Store> stores_of(const Flight& flight) {
+    std::vector<Store> out;
+    for (const Piece& piece : flight.pieces) {
+      if (!flight.change) out.push_back(read(piece));
+    }
+    return out;
+  }
+  // By this end's NIC: reads the word, then stores it; others wait meanwhile.
+  void change(Flight& flight) {
+    const Piece& piece = flight.pieces[0];
+    std::byte* word = memory_[piece.key].data + piece.address;
+    if (network_.changing_ == nullptr) {
+      network_.changing_ = &flight;
+      std::memcpy(&network_.old_, word, 8);
+    } else if (network_.changing_ == &flight) {
+      Change& change = *flight.change;
+      change.old = network_.old_;
+      const uint64_t sum = change.old + change.operand;
+      const uint64_t* now = change.cas ? &change.swap : &sum;
+      if (!change.cas || change.old == change.operand) std::memcpy(word, now, 8);
+      network_.changing_ = nullptr;
+      flight.done = true;
+    }
+  }
   void receive(const End& end, const std::vector<Store>& stores, const Flight& flight) {
     for (const Store& store : stores)
       std::memcpy(store.target, store.bytes.data(), store.bytes.size());
@@ -303,7 +300,9 @@ class RcEndpoint {
   void step(End& end) {
     End* other = other_end(end);
     if (!end.incoming.empty() && network_.one_in(2)) {
-      receive(end, end.incoming.front().first, end.incoming.front().second);
+      auto& [stores, flight] = end.incoming.front();
+      if (flight.change && !flight.done) return change(flight);
+      receive(end, stores, flight);
       end.incoming.pop_front();
       network_.late_ += 1;
       return;
@@ -324,15 +323,16 @@ class RcEndpoint {
       for (Flight& flight : end.flights) {
         if (flight.done) continue;
         RcEndpoint& to = *network_.endpoints_[end.peer];
-        std::vector<Store> stores;
-        for (const Piece& piece : flight.pieces) stores.push_back(to.read(piece));
-        to.receive(*other, stores, flight);
+        if (flight.change) return to.change(flight);
+        to.receive(*other, to.stores_of(flight), flight);
         flight.done = true;
         return;
       }
     }
-    if (!end.flights.front().done || network_.rules.unanswered) return;
-    completions_.push_back({{end.flights.front().context, false, 0, 0, ""}, index_of(end)});
+    const Flight& first = end.flights.front();
+    if (!first.done || network_.rules.unanswered) return;
+    if (first.change) std::memcpy(const_cast<void*>(first.pieces[0].data), &first.change->old, 8);
+    completions_.push_back({{first.context, false, 0, 0, ""}, index_of(end)});
     end.flights.pop_front();
   }
 
@@ -345,7 +345,7 @@ class RcEndpoint {
   std::vector<End> ends_;
   uint64_t work_ = 0;  // since the last poll
 };
-static_assert(agent::Mending<RcEndpoint>);
+static_assert(agent::Mending<RcEndpoint> && agent::HardwareAtomics<RcEndpoint>);
 
 void RcNetwork::step() {
   if (stopped_ || rules.still) return;

@@ -83,6 +83,7 @@ class LocalEpoch:
                 uid=plan.uid,
                 dissemination=plan.dissemination,
             )
+            _log.info("epoch %d: atomics are %s", self.number, self._core.atomics(self.handle))
         except NativeError as error:
             return str(error) or "the core gave no reason"
         return ""

@@ -195,15 +195,15 @@ fault("mtu-differs", "", epnodes=(node("n1", TWO), node("n2", [nic("a"), nic("b"
 fault("rails-differ", "", epnodes=(node("n1", TWO), node("n2", [nic("a")])))
 fault("link-down", "", epnodes=(node("n1", [nic("a", state="down"), nic("b")]), node("n2", TWO)))
 fault(
-    "lost-atomics",
+    "no-atomics",
     "efa",
     fabrics=(fabric(atomics="hardware"),),
     epnodes=(node("n1", EFA), node("n2", EFA)),
 )
 fault(
-    "lost-atomics",
-    "striped",
-    fabrics=(fabric(atomics="hardware", highThroughput={"nicsPerGPU": 2}),),
+    "no-atomics",
+    "several",
+    fabrics=(fabric(atomics="hardware"),),
 )
 fault(
     "barrier-time-out",

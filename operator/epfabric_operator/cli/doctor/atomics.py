@@ -1,4 +1,4 @@
-"""Atomics that get lost: asked of hardware that does not have them, or of more than one of it."""
+"""Atomics that no group can have: asked of hardware that has none, or of more than one of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from epfabric_operator.cli.doctor.facts import Facts, Finding, some
 from epfabric_operator.cli.doctor.network import is_efa, nics
 
-EMULATE = "set spec.atomics: emulated (or auto): then the owner's agent applies every one of them"
+EMULATE = "set spec.atomics: auto (or emulated): then the owner's agent applies every one of them"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -19,19 +19,19 @@ def check(facts: Facts) -> Iterator[Finding]:
         if without:
             yield Finding(
                 "error",
-                "lost-atomics",
+                "no-atomics",
                 fabric.metadata.name,
-                f"atomics is hardware, but these nodes' NICs add nothing: {some(without)}",
-                "such a NIC compares and swaps at most: additions of others are overwritten",
+                f"atomics is hardware, but these nodes' NICs apply none: {some(without)}",
+                "groups with ranks there are refused",
                 EMULATE,
             )
-        striped = [n.metadata.name for n in nodes if len(nics(n)) > 1]
-        if striped and fabric.spec.high_throughput.nics_per_gpu > 1:
+        several = [n.metadata.name for n in nodes if len(nics(n)) > 1]
+        if several and fabric.spec.proxies.per_gpu > 1:
             yield Finding(
                 "error",
-                "lost-atomics",
+                "no-atomics",
                 fabric.metadata.name,
-                f"atomics is hardware while writes use several NICs a GPU on {some(striped)}",
-                "one NIC's atomic is not atomic against another's: updates get lost",
-                EMULATE,
+                f"atomics is hardware, but a GPU's proxies use several NICs on {some(several)}",
+                "one NIC's atomic is none against another's, so groups there are refused",
+                EMULATE + ", or choose one NIC by spec.nics.selector",
             )

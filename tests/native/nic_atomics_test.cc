@@ -1,0 +1,122 @@
+// ATOMICs that NICs apply, over a network of this process that is moved by hand: ranks of the
+// owner's node go through its NIC too, and one that may have been done is never done again.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "hammer.h"
+#include "hand_group.h"
+#include "rc_network.h"
+
+using namespace epfabric;
+using namespace epfabric::agent;
+using namespace epfabric::test;
+
+namespace {
+
+using Group = HandGroup<RcNetwork, RcEndpoint>;
+
+HandShape shape_of(std::vector<std::vector<uint32_t>> nodes, uint32_t rings) {
+  HandShape shape;
+  shape.nodes = std::move(nodes);
+  shape.proxies = 2;
+  shape.rings = rings;
+  shape.depth = 16;
+  shape.limits.tries = UINT32_MAX;
+  shape.atomics = {AtomicsWish::kHardware, AtomicsAbility::kAble};
+  return shape;
+}
+
+std::vector<RankPod> pods_of(const Group& group) {
+  std::vector<RankPod> out;
+  for (const auto& epoch : group.epochs) {
+    for (const auto& session : epoch->sessions()) {
+      RankPod pod;
+      pod.session = session;
+      add_rings(pod);
+      out.push_back(std::move(pod));
+    }
+  }
+  return out;
+}
+
+constexpr uint64_t kMostAdds = 2000;  // of a ring; its connection breaks before
+
+// Its rings add 1 to a sixteenth of a word each, one at a time; how many were pushed and answered.
+struct Adder {
+  RankPod& pod;
+  uint32_t ring;
+  uint32_t place;
+  uint64_t pushed = 0, answered = 0;
+
+  void run() {
+    while (pushed < kMostAdds) {
+      Slot slot;
+      pack_atomic(Op::kAdd, 0, 100, uint64_t{1} << place, slot);
+      if (!pod.push(ring, slot)) return;
+      pushed += 1;
+      if (!pod.wait(ring, pod.rings[ring].head - 1, pod.aborts())) return;
+      answered += 1;
+    }
+  }
+};
+
+struct Outcome {
+  std::string failure;
+  uint64_t breaks = 0, answered = 0;
+  bool exact = true;
+};
+
+Outcome broken(uint64_t seed) {
+  RcRules rules;
+  rules.break_one_in = 400;
+  RcNetwork network(seed, rules);
+  Group group(shape_of({{0, 1}, {2}}, 2), seed, network);
+  std::vector<RankPod> pods = pods_of(group);
+  std::vector<Adder> adders;
+  for (uint32_t ring = 0; ring < 2; ++ring) {
+    adders.push_back({pods[0], ring, 16 * ring});
+    adders.push_back({pods[2], ring, 32 + 16 * ring});
+  }
+  std::vector<std::function<void()>> calls;
+  for (Adder& adder : adders) calls.emplace_back([&adder] { adder.run(); });
+  run_all(calls, [&] { group.turn(); });
+  for (int i = 0; i < 20'000; ++i) group.turn();  // what is late comes
+  Outcome out{group.failure(), network.breaks()};
+  const uint64_t counts = *word_of(pods[0], 100);
+  for (const Adder& adder : adders) {
+    const uint64_t done = counts >> adder.place & 0xffff;
+    out.exact = out.exact && done >= adder.answered && done <= adder.pushed;
+    out.answered += adder.answered;
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("atomics by NIC are one chain, and behind their ring's writes") {
+  RcNetwork network(seed(), {});
+  Group group(shape_of({{0, 1}, {2, 3}}, 3), seed(), network);
+  for (const auto& epoch : group.epochs) CHECK(epoch->atomics().by_nic);
+  std::vector<RankPod> pods = pods_of(group);
+  check_atomics(pods, 300, [&] { group.turn(); });
+  CHECK(group.failure() == "");
+}
+
+TEST_CASE(
+    "an atomic by NIC that was under way when its connection broke fails the group, and is not "
+    "done again") {
+  uint64_t breaks = 0, answered = 0;
+  for (uint64_t one = seed(); one < seed() + 10; ++one) {
+    const Outcome outcome = broken(one);
+    INFO("EPFABRIC_SEED=" << one);
+    CHECK(outcome.exact);
+    CHECK(outcome.failure.find("an ATOMIC that its NIC applies failed, and may have been done or "
+                               "not: it broke") != std::string::npos);
+    breaks += outcome.breaks;
+    answered += outcome.answered;
+  }
+  CHECK(answered > 0);
+  std::printf("nic_atomics_test: %llu breaks, %llu atomics answered before\n",
+              static_cast<unsigned long long>(breaks), static_cast<unsigned long long>(answered));
+}
