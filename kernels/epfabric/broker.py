@@ -53,7 +53,10 @@ class Broker:
         except SessionError as error:
             if error.code != messages.BAD_REQUEST:
                 raise
-            text = "the agent is older than this library and brokers no memory: update the fabric"
+            text = (
+                "the agent is older than this library and brokers no memory: update the fabric "
+                f"(it says: {error})"
+            )
             raise SessionError(text, error.code) from error
 
     def withdraw(self, name: str) -> None:

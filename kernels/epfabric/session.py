@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket as sockets
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,7 +59,8 @@ class Session:
         self._drained: dict[int, int] = {}
         self._closed = False
         self._asking = threading.RLock()
-        self._joined: messages.JoinReply | None = None
+        self._joining = False
+        self._joined: messages.Reply | None = None
         self._watch = Watch(
             sock, hello.node, self._failure, segments.heartbeat, segments.set_pod_abort
         )
@@ -132,18 +135,21 @@ class Session:
             raise SessionError("this session has joined its group already")
         limit = self._hello.join_timeout_ms / 1000 + _OPEN_S
         trial = Trial(self.broker, self.rank, self._maker)
-        with self._asking, trial:
+        with self._asking, trial, self._in_step():
             self._send(messages.Join())
-            while self._joined is None:
+            self._joining = True
+            while self._joining:
                 reply, _ = self._next(messages.Join.TYPE, limit)
                 if isinstance(reply, messages.Trial):
                     limit = _OPEN_S
                     trial.run(reply.ranks)
                 else:
-                    self._joined = wire.expect(reply, messages.JoinReply)
+                    self._joined, self._joining = reply, False
+            assert self._joined is not None
+            joined = wire.expect(self._joined, messages.JoinReply)
         self.broker.nvlink = trial.result
-        self.epoch = self._joined.epoch
-        self.region_bytes = self._joined.regions
+        self.epoch = joined.epoch
+        self.region_bytes = joined.regions
 
     def ring(self, index: int) -> Ring:
         """The ring with this index, from 0."""
@@ -262,16 +268,28 @@ class Session:
         fds: tuple[int, ...] = (),
     ) -> tuple[R, tuple[int, ...]]:
         """The answer and its descriptors, which are the caller's."""
-        with self._asking:
+        with self._asking, self._in_step():
             self._send(request, fds)
             reply, found = self._next(request.TYPE, timeout_s)
-            if isinstance(reply, messages.JoinReply):  # the agent waits for a trial no longer
-                self._joined = reply
+            if self._joining and _ends_join(reply):  # the agent waits for a trial no longer
+                self._joined, self._joining = reply, False
                 reply, found = self._next(request.TYPE, timeout_s)
         try:
             return wire.expect(reply, expected), found
         except SessionError:
             wire.close_all(found)
+            raise
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Where a request is interrupted, the session ends: what is answered later would be taken
+        for another request's answer."""
+        try:
+            yield
+        except SessionError:
+            raise
+        except BaseException:
+            self.abort()
             raise
 
     def _send(self, request: messages.Request, fds: tuple[int, ...] = ()) -> None:
@@ -362,6 +380,14 @@ def connect(
     except BaseException:
         sock.close()
         raise
+
+
+def _ends_join(reply: messages.Reply) -> bool:
+    """Whether it answers a join, though another request is out. That one is answered apart: where
+    it was refused for the same reason, the two answers are alike."""
+    if isinstance(reply, messages.ErrorReply):
+        return reply.code in ("join-timeout", "group-failed")
+    return isinstance(reply, messages.JoinReply)
 
 
 def _forget_all() -> None:

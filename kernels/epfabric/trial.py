@@ -21,6 +21,8 @@ from epfabric.errors import SessionError
 NAME = "trial"  # the agent looks for it
 TRIAL_BYTES = 32 << 10  # a word of each rank, and one more
 _MAPS = Path("/proc/self/maps")
+FAULTS = (SessionError, OSError, RuntimeError)
+"""Of a Maker or its memory: cuda.bindings raises RuntimeError for what an old driver lacks."""
 
 
 class Memory(Protocol):
@@ -41,7 +43,7 @@ class Memory(Protocol):
 
 
 class Maker(Protocol):
-    """Each raises SessionError that says why it cannot."""
+    """Each raises one of FAULTS that says why it cannot."""
 
     def name(self) -> str:
         """Of the device that has the memory."""
@@ -62,7 +64,7 @@ class Cuda:
         return shared.uuid()
 
     def make(self, size_bytes: int) -> Memory:
-        if "libcuda.so" not in _MAPS.read_text():
+        if b"libcuda.so" not in _MAPS.read_bytes():  # names of files may be any bytes
             raise SessionError("this process uses no GPU")
         try:
             from epfabric.cuda import shared
@@ -75,6 +77,11 @@ class Cuda:
         from epfabric.cuda import shared
 
         return shared.SharedMemory.of(fd, size_bytes)
+
+
+def said(error: BaseException) -> str:
+    """Never empty: an empty text means that nothing is wrong."""
+    return str(error) or type(error).__name__
 
 
 class Trial:
@@ -93,8 +100,8 @@ class Trial:
     def __enter__(self) -> Trial:
         try:
             self._offer()
-        except SessionError as error:
-            self.result = ("none", str(error))
+        except FAULTS as error:
+            self.result = ("none", said(error))
         return self
 
     def run(self, ranks: tuple[int, ...]) -> None:
@@ -106,8 +113,8 @@ class Trial:
             for rank in others:
                 self._try(rank)
             self.result = ("posix_fd", f"wrote to the GPU memory of {len(others)} other rank(s)")
-        except SessionError as error:
-            self.result = ("none", str(error))
+        except FAULTS as error:
+            self.result = ("none", said(error))
         with contextlib.suppress(SessionError):  # what is wrong then, join() says
             self._broker.report(*self.result)
 
@@ -121,7 +128,7 @@ class Trial:
             with contextlib.suppress(SessionError):
                 self._broker.withdraw(NAME)
         if self._memory is not None:
-            with contextlib.suppress(SessionError):
+            with contextlib.suppress(*FAULTS):
                 self._memory.close()
 
     def _offer(self) -> None:
@@ -138,9 +145,9 @@ class Trial:
         found = self._broker.find(rank, NAME)
         try:
             memory = self._maker.reach(found.fd, found.size_bytes)
-        except SessionError as error:
+        except FAULTS as error:
             raise SessionError(
-                f"the GPU memory of rank {rank} cannot be reached: {error}"
+                f"the GPU memory of rank {rank} cannot be reached: {said(error)}"
             ) from error
         finally:
             os.close(found.fd)

@@ -5,9 +5,14 @@ A memfd stands in for GPU memory; what real agents do is tested in tests/agent/t
 
 from __future__ import annotations
 
+import mmap
+import signal
+import threading
+from pathlib import Path
+
 import epfabric
 import pytest
-from agent.sharing import Maker
+from agent.sharing import Maker, Memfd
 from epfabric import messages
 from epfabric.messages import Reply, Request
 
@@ -68,6 +73,87 @@ def test_an_agent_that_waits_for_a_trial_no_longer_is_believed(agent: ScriptedAg
     assert [r.TYPE for r in agent.requests] == [
         "hello", "register", "join", "peer_memory", "tried", "unregister", "leave",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["join", "request"])
+@pytest.mark.parametrize("code", ["join-timeout", "group-failed"])
+def test_a_refusal_of_join_is_not_taken_for_that_of_what_is_tried(
+    agent: ScriptedAgent, code: str, first: str
+) -> None:
+    """It comes in the middle of the trial, and the requests after it get answers of their own."""
+    refusal = messages.ErrorReply(code=code, message="why the join ended")
+
+    def gives_up(request: Request) -> Reply | None:
+        match request:
+            case messages.Offer():
+                return messages.RegisterReply(region=0, offset=0, bytes=4096)
+            case messages.Unregister():
+                return messages.UnregisterReply()
+            case messages.Join() if len(agent.requests) == 3:
+                return messages.Trial(ranks=(0, 1))
+            case messages.PeerMemory():
+                other = messages.ErrorReply(code="not-offered", message="rank 1 offers nothing")
+                replies = (refusal, other) if first == "join" else (refusal, refusal)
+                agent.send(replies[0])
+                return replies[1]
+            case messages.Tried():
+                return messages.TriedReply()
+        return agent.answer(request)
+
+    agent.script = gives_up
+    with connect(agent) as session:
+        with pytest.raises(epfabric.SessionError, match="why the join ended") as caught:
+            session.join()
+        assert caught.value.code == code
+        session.broker.report("none", "it is in step")
+        session.join()
+        assert session.epoch == 1
+
+
+def test_an_interrupted_request_leaves_no_answer_for_the_next(agent: ScriptedAgent) -> None:
+    session = epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0)
+    session.join()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupts(request: Request) -> Reply | None:
+        if isinstance(request, messages.PeerMemory):
+            signal.pthread_kill(main, signal.SIGINT)
+            return None
+        return agent.answer(request)
+
+    agent.script = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        session.broker.find(1, "memory", 20.0)
+    with pytest.raises(epfabric.SessionError, match="closed"):
+        session.broker.withdraw("memory")
+
+
+class Old(Maker):
+    """Of a driver that lacks a function."""
+
+    def make(self, size_bytes: int) -> Memfd:
+        raise RuntimeError('Function "cuMemCreate" not found')
+
+
+def test_what_an_old_driver_lacks_is_a_reason_and_no_error_of_join(agent: ScriptedAgent) -> None:
+    with connect(agent) as session:
+        session._maker = Old()
+        session.join()
+        assert session.nvlink == ("none", 'Function "cuMemCreate" not found')
+
+
+def test_a_mapped_file_of_any_name_is_no_error_of_join(
+    agent: ScriptedAgent, tmp_path: Path
+) -> None:
+    with open(bytes(tmp_path) + b"/\xff", "w+b") as file:
+        file.truncate(4096)
+        with (
+            mmap.mmap(file.fileno(), 4096),
+            epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0) as session,
+        ):
+            session.join()
+            assert session.nvlink == ("none", "this process uses no GPU")
 
 
 def test_memory_without_its_descriptor_is_an_error(agent: ScriptedAgent) -> None:
