@@ -5,15 +5,17 @@ Memfds stand in for GPU memory (agent.sharing); tests/gpu/test_brokered.py has t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import epfabric
 import pytest
-from agent.sharing import Maker, Memfd, each, fails, files, joined
+from agent.sharing import Maker, Memfd, each, fails, files, joined, offer
 from agent.two_agents import WAIT_S, TwoAgents, two_agents
 from epfabric.buffer.attached import Attached, Brokered
 from epfabric.buffer.members import members_of
+from epfabric_agent.session.sharing import MAX_OFFERS
 from harness.process import wait_until
 
 SIZE = 100_000
@@ -41,7 +43,13 @@ def windows(
 
 def agents_hold_nothing(pair: TwoAgents) -> None:
     for agent in pair.agents.values():
-        wait_until(lambda a=agent: files(a.pid) == 0, WAIT_S, "the agent to let go", agent)  # type: ignore[misc]
+        for kind in ("memfd:stand-in", "memfd:epfabric-note"):
+            wait_until(
+                lambda pid=agent.pid, kind=kind: files(pid, kind) == 0,  # type: ignore[misc]
+                WAIT_S,
+                f"the agent to let {kind} go",
+                agent,
+            )
 
 
 def memory(window: object, rank: int) -> Memfd:
@@ -87,6 +95,54 @@ def test_what_one_rank_cannot_reach_is_an_error_of_all_and_the_group_goes_on(
         each(sessions, "close")
 
 
+class Poor(Maker):
+    """Its GPU has no room."""
+
+    def make(self, size_bytes: int) -> Memfd:
+        raise RuntimeError("out of memory")
+
+
+class Small(Maker):
+    """Of a rank that asks for another size than the others."""
+
+    def make(self, size_bytes: int) -> Memfd:
+        return Memfd.made(4096)
+
+
+@pytest.mark.parametrize(
+    ("poor", "text"),
+    [(Poor(), "rank 1: out of memory"), (Small(), "4096 bytes are there, not 100000")],
+    ids=["none", "small"],
+)
+def test_a_rank_without_the_memory_is_an_error_of_all_and_the_group_goes_on(
+    pair: TwoAgents, poor: Maker, text: str
+) -> None:
+    with joined(pair, "aaa") as sessions:
+        held = files(os.getpid())
+        for error in windows(sessions, [Maker(), poor, Maker()]):
+            assert isinstance(error, epfabric.SessionError)
+            assert text in str(error)
+            assert "the GPU memory of rank 1 cannot be reached" in str(error)
+        agents_hold_nothing(pair)
+        assert files(os.getpid()) == held, "memory is kept of a window that was not made"
+        assert not any(isinstance(one, Exception) for one in windows(sessions, [Maker()] * 3))
+        each(sessions, "close")
+
+
+def test_a_rank_that_cannot_say_what_is_wrong_is_not_waited_for(pair: TwoAgents) -> None:
+    with joined(pair, "aaa") as sessions:
+        memory = Memfd.made()
+        for number in range(MAX_OFFERS):
+            offer(sessions[1], f"other-{number}", memory)
+        for rank, error in enumerate(windows(sessions, [Maker()] * 3)):
+            assert isinstance(error, epfabric.SessionError)
+            if rank == 1:
+                assert str(MAX_OFFERS) in str(error)
+            else:
+                assert isinstance(error, epfabric.GroupFailed)
+    agents_hold_nothing(pair)
+
+
 def test_ranks_of_two_nodes_are_told_so(pair: TwoAgents) -> None:
     with joined(pair, "aab") as sessions:
         for error in windows(sessions, [Maker()] * 3):
@@ -98,10 +154,11 @@ def test_ranks_of_two_nodes_are_told_so(pair: TwoAgents) -> None:
 
 def test_a_rank_that_is_lost_meanwhile_is_named(pair: TwoAgents) -> None:
     with joined(pair, "aaa") as sessions:
-        lost = Maker(sessions[1].abort)
+        lost, held = Maker(sessions[1].abort), files(os.getpid())
         for rank, error in enumerate(windows(sessions, [Maker(), lost, Maker()])):
             assert isinstance(error, epfabric.SessionError)
             assert rank == 1 or "rank 1" in str(error), error
+        assert files(os.getpid()) == held, "memory is kept of a window that was not made"
     agents_hold_nothing(pair)
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 
-from epfabric.errors import SessionError
+from epfabric.errors import GroupFailed, SessionError
+from epfabric.limits import PAGE_BYTES
+from epfabric.messages import BAD_REQUEST
 from epfabric.session import Session
-from epfabric.trial import Cuda, Maker, Memory
+from epfabric.trial import FAULTS, Cuda, Maker, Memory, said
 
 MEET_S = 300.0  # until every rank has begun to make its buffer
 NOTE = 480  # characters that go with a descriptor
@@ -45,43 +48,73 @@ def failures(said: Iterable[str]) -> str:
 class Brokered:
     """A window by descriptors. Afterwards the agent holds none of it."""
 
+    own: Memory
+
     def __init__(self, session: Session, size_bytes: int, maker: Maker) -> None:
-        memory = self.own = maker.make(size_bytes)
         self.addresses: list[int] = []
         self.sharers = 0
         self._session, self._maker = session, maker
         self._imported: list[Memory] = []
-        gpu, why = maker.name(), ""
-        with self._offered(memory, gpu) as name:
+        self._offers_own = False
+        # Both are counted whatever comes, so that ranks that make another buffer mean the same.
+        name, verdicts = session.broker.next_name(), session.broker.next_name()
+        why = ""
+        with ExitStack() as undo, ExitStack() as offers:
+            undo.callback(self.close)
             try:
-                self._reach_all(name, gpu)
-            except SessionError as error:
-                why = str(error)
-            with self._offered(memory, why[:NOTE]) as verdicts:
-                failed = failures(self._said(verdicts))
-                session.barrier()  # nobody withdraws before everybody has all
-        self._report(failed)
-        if failed:
-            self.close()
-            memory.close()
-            raise SessionError(failed)
+                self._begin(size_bytes, name, undo, offers)
+            except FAULTS as error:
+                why = said(error)
+            self._tell(name, verdicts, why, offers)
+            failed = failures(self._said(verdicts))
+            session.barrier()  # nobody withdraws before everybody has all
+            offers.close()
+            self._report(failed)
+            if failed:
+                raise SessionError(failed)
+            undo.pop_all()
 
     def close(self) -> None:
         while self._imported:
             self._imported.pop().close()
 
-    @contextlib.contextmanager
-    def _offered(self, memory: Memory, note: str) -> Iterator[str]:
-        broker = self._session.broker
-        name, fd = broker.next_name(), memory.export()
+    def _begin(self, size_bytes: int, name: str, undo: ExitStack, offers: ExitStack) -> None:
+        """Makes this rank's memory, and reaches the others'."""
+        self.own = memory = self._maker.make(size_bytes)
+        undo.callback(memory.close)
+        gpu = self._maker.name()
+        offers.enter_context(self._offered(name, memory.export(), memory.size_bytes, gpu))
+        self._offers_own = True
+        self._reach_all(name, gpu, size_bytes)
+
+    def _tell(self, name: str, verdicts: str, why: str, offers: ExitStack) -> None:
+        """Says what went wrong, which nobody else would learn; a page stands for the memory."""
         try:
-            broker.offer(name, fd, memory.size_bytes, note)
+            if not self._offers_own:
+                offers.enter_context(self._offered(name, _page(), PAGE_BYTES, ""))
+            offers.enter_context(self._offered(verdicts, _page(), PAGE_BYTES, why[:NOTE]))
+        except GroupFailed:
+            raise
+        except SessionError as error:
+            if error.code != BAD_REQUEST:  # else no rank of this agent can, and all see it
+                self._session.abort()  # the others wait for what this one cannot say
+            raise SessionError(why or said(error), error.code) from error
+
+    @contextlib.contextmanager
+    def _offered(self, name: str, fd: int, size_bytes: int, note: str) -> Iterator[None]:
+        """`fd` is closed."""
+        broker = self._session.broker
+        try:
+            broker.offer(name, fd, size_bytes, note)
         finally:
             os.close(fd)
-        yield name
-        broker.withdraw(name)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(SessionError):
+                broker.withdraw(name)
 
-    def _reach_all(self, name: str, gpu: str) -> None:
+    def _reach_all(self, name: str, gpu: str, size_bytes: int) -> None:
         for rank in range(self._session.world_size):
             if rank == self._session.rank:
                 self.addresses.append(self.own.address)
@@ -89,9 +122,13 @@ class Brokered:
                 continue
             found = self._session.broker.find(rank, name, MEET_S)
             try:
+                if found.size_bytes < size_bytes:
+                    # Whoever wrote to it as to its own would write beyond it.
+                    text = f"{found.size_bytes} bytes are there, not {size_bytes}"
+                    raise SessionError(text)
                 memory = self._maker.reach(found.fd, found.size_bytes)
-            except SessionError as error:
-                text = f"the GPU memory of rank {rank} cannot be reached: {error}"
+            except FAULTS as error:
+                text = f"the GPU memory of rank {rank} cannot be reached: {said(error)}"
                 raise SessionError(text) from error
             finally:
                 os.close(found.fd)
@@ -117,3 +154,8 @@ class Brokered:
         else:
             text = f"a buffer has the memory of {others} other rank(s)"
             self._session.broker.report("posix_fd", text)
+
+
+def _page() -> int:
+    """A descriptor that stands for nothing, for a note to go with."""
+    return os.memfd_create("epfabric-note", os.MFD_CLOEXEC)

@@ -45,52 +45,60 @@ class Parts:
         members = members_of(group, comm, session)
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         parts = Parts(members, Order(), Kernels("routing.cu"), mask)
-        parts.stack.callback(parts.order.close)
-        parts.routing.function("route_tokens")
-        if low_latency_bytes:
-            parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
-        if nvl_bytes:
-            parts.bulk = parts._throughput(nvl_bytes, timeout_s)
+        with ExitStack() as undo:
+            undo.callback(parts.stack.close)
+            parts.stack.callback(parts.order.close)
+            parts.routing.function("route_tokens")
+            if low_latency_bytes:
+                parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
+            if nvl_bytes:
+                parts.bulk = parts._throughput(nvl_bytes, timeout_s)
+            undo.pop_all()
         return parts
 
     def _low_latency(self, size_bytes: int, timeout_s: float, sms: int) -> LowLatencyCalls:
         kernels = Kernels(SOURCE)
         world = self.members.size
-        window = self._window(size_bytes)
-        end = LowLatency(
-            Shape(world, world, 1, 128, 1),  # the calls say what they need
-            self.members.rank,
-            kernels,
-            blocks=sms or kernels.processors // window.sharers,
-            timeout_s=timeout_s,
-            mask=self.mask,
-            window_bytes=size_bytes,
-            memory=window.own,
-        )
-        self._connect(end, window)
+        with ExitStack() as undo:
+            window = self._window(size_bytes, undo)
+            end = LowLatency(
+                Shape(world, world, 1, 128, 1),  # the calls say what they need
+                self.members.rank,
+                kernels,
+                blocks=sms or kernels.processors // window.sharers,
+                timeout_s=timeout_s,
+                mask=self.mask,
+                window_bytes=size_bytes,
+                memory=window.own,
+            )
+            self._connect(end, window, undo)
         return LowLatencyCalls(end, self.order)
 
     def _throughput(self, size_bytes: int, timeout_s: float) -> ThroughputCalls:
-        window = self._window(size_bytes)
-        end = channels.Channels(
-            self.members.size,
-            self.members.rank,
-            Kernels(channels.SOURCE),
-            window_bytes=size_bytes,
-            timeout_s=timeout_s,
-            memory=window.own,
-        )
-        self._connect(end, window)
+        with ExitStack() as undo:
+            window = self._window(size_bytes, undo)
+            end = channels.Channels(
+                self.members.size,
+                self.members.rank,
+                Kernels(channels.SOURCE),
+                window_bytes=size_bytes,
+                timeout_s=timeout_s,
+                memory=window.own,
+            )
+            self._connect(end, window, undo)
         return ThroughputCalls(end, self.order)
 
-    def _window(self, size_bytes: int) -> Window:
-        try:
-            return self.members.window(size_bytes)
-        except SessionError:
-            self.stack.close()
-            raise
+    def _window(self, size_bytes: int, undo: ExitStack) -> Window:
+        """Freed by `undo`, until there is an end that does it."""
+        window = self.members.window(size_bytes)
+        undo.callback(window.own.close)
+        undo.callback(window.close)
+        return window
 
-    def _connect(self, end: LowLatency | channels.Channels, window: Window) -> None:
+    def _connect(
+        self, end: LowLatency | channels.Channels, window: Window, undo: ExitStack
+    ) -> None:
+        undo.pop_all()
         self.stack.callback(end.close)
         self.stack.callback(window.close)
         end.connect(window.addresses)
