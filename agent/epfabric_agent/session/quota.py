@@ -40,6 +40,7 @@ class Quota:
         self._pods: dict[str, int] = {}
         self._sessions: dict[str, int] = {}
         self._descriptors: Counter[str] = Counter()
+        self._holders: Counter[str] = Counter()
         self._tenants = Tenants()
 
     @property
@@ -79,14 +80,22 @@ class Quota:
         """One that the agent keeps for the pod. Raises QuotaError."""
         if self._descriptors[pod.key] >= MAX_POD_DESCRIPTORS:
             raise QuotaError(f"the agent keeps at most {MAX_POD_DESCRIPTORS} descriptors of a pod")
-        if self._descriptors.total() >= MAX_NODE_DESCRIPTORS:
-            raise QuotaError(f"the agent keeps at most {MAX_NODE_DESCRIPTORS} descriptors of pods")
+        who = _holder(pod)
+        have = self._holders[who]
+        # Half of what others leave: the next one, too, finds some.
+        most = (MAX_NODE_DESCRIPTORS - self._holders.total() + have) // 2
+        if have >= most:
+            raise QuotaError(
+                f"the agent keeps at most {MAX_NODE_DESCRIPTORS} descriptors of pods, and of one "
+                f"tenant half of what others leave: now {most}",
+                "tenant",
+            )
         self._descriptors[pod.key] += 1
+        self._holders[who] += 1
 
     def give_back_descriptors(self, pod: Pod, count: int) -> None:
-        self._descriptors[pod.key] -= count
-        if self._descriptors[pod.key] <= 0:
-            del self._descriptors[pod.key]
+        _less(self._descriptors, pod.key, count)
+        _less(self._holders, _holder(pod), count)
 
     def grant(self, pod: Pod, size_bytes: int) -> Grant:
         """Raises QuotaError with the numbers."""
@@ -115,3 +124,14 @@ class Quota:
             self._pods[grant.pod.key] = left
         else:
             self._pods.pop(grant.pod.key, None)
+
+
+def _holder(pod: Pod) -> str:
+    """Who shares a bound: the tenant's pods, or else those of the namespace."""
+    return f"tenant {pod.tenant}" if pod.tenant else f"namespace {pod.namespace}"
+
+
+def _less(of: Counter[str], key: str, count: int) -> None:
+    of[key] -= count
+    if of[key] <= 0:
+        del of[key]

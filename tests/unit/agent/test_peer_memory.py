@@ -48,8 +48,8 @@ def rank(number: int, nvlink: Nvlink | None = None) -> LocalRank:
     )
 
 
-def pod(key: str) -> Pod:
-    return Pod(key, "ns", key, "g", None, Path("/nonexistent"))
+def pod(key: str, tenant: str = "", namespace: str = "ns") -> Pod:
+    return Pod(key, namespace, key, "g", None, Path("/nonexistent"), tenant=tenant)
 
 
 @pytest.mark.parametrize(
@@ -146,21 +146,53 @@ async def test_offers_end_once_and_wake_who_waits() -> None:
     await local.offers.change(0.01)  # bounded where nothing comes
 
 
-def test_descriptors_are_counted_by_pod_and_by_node() -> None:
+def test_descriptors_are_counted_by_pod() -> None:
     quota = Quota(0, 0)
     for _ in range(MAX_POD_DESCRIPTORS):
         quota.take_descriptor(pod("a"))
     with pytest.raises(QuotaError, match=f"{MAX_POD_DESCRIPTORS} descriptors of a pod"):
         quota.take_descriptor(pod("a"))
-    others = MAX_NODE_DESCRIPTORS - MAX_POD_DESCRIPTORS
-    for number in range(others):
-        quota.take_descriptor(pod(f"b{number % 60}"))
-    with pytest.raises(QuotaError, match=f"{MAX_NODE_DESCRIPTORS} descriptors of pods"):
-        quota.take_descriptor(pod("c"))
+    quota.take_descriptor(pod("b"))
     quota.give_back_descriptors(pod("a"), MAX_POD_DESCRIPTORS)
     quota.give_back_descriptors(pod("a"), 0)
-    quota.take_descriptor(pod("c"))
     quota.take_descriptor(pod("a"))
+
+
+def takes_all(quota: Quota, tenant: str, namespaces: int = 4) -> list[Pod]:
+    """The pods, of several namespaces, that each took a descriptor until there was none for it."""
+    took: list[Pod] = []
+    for number in range(MAX_NODE_DESCRIPTORS):
+        one = pod(f"{tenant}-{number % 100}", tenant, f"ns-{number % namespaces}")
+        try:
+            quota.take_descriptor(one)
+        except QuotaError:
+            break
+        took.append(one)
+    with pytest.raises(QuotaError, match="of one tenant half of what others leave") as refused:
+        quota.take_descriptor(pod("one more", tenant, "ns-0"))
+    assert refused.value.code == "tenant"
+    return took
+
+
+def test_no_tenant_takes_all_descriptors_of_a_node() -> None:
+    quota = Quota(0, 0)
+    first = takes_all(quota, "t1")
+    assert len(first) == MAX_NODE_DESCRIPTORS // 2
+    others = [takes_all(quota, f"t{number}") for number in range(2, 7)]
+    assert all(others), "one was left nothing"
+    assert sum(map(len, [first, *others])) <= MAX_NODE_DESCRIPTORS
+    for one in first:
+        quota.give_back_descriptors(one, 1)
+    left = MAX_NODE_DESCRIPTORS - sum(map(len, others))
+    assert len(takes_all(quota, "t1")) == left // 2
+
+
+def test_pods_without_a_tenant_are_counted_by_namespace() -> None:
+    quota = Quota(0, 0)
+    assert len(takes_all(quota, "", namespaces=1)) == MAX_NODE_DESCRIPTORS // 2
+    with pytest.raises(QuotaError, match="half"):
+        quota.take_descriptor(pod("more", namespace="ns-0"))
+    quota.take_descriptor(pod("other", namespace="another"))
 
 
 async def test_a_pod_that_does_not_read_is_seen_to_hold_answers() -> None:
