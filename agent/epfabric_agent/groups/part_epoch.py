@@ -135,11 +135,20 @@ class EpochPart(ABC):
                 local.nodes = self.epoch.nodes
             error = await self.epoch.open(self._context.barrier_timeout_ms)
             if not error:
-                await try_among(ranks)
-                found = verdict(ranks)
-                _log.info("group %s: nvlink %s: %s", self.group, found.kind, found.reason)
+                self._aside(self._try_among(self.epoch))
+                return
         opened = pb.Opened(epoch=plan.epoch, error=error)
         self._say(pb.ToCoordinator(opened=opened))
+
+    async def _try_among(self, epoch: LocalEpoch) -> None:
+        """Beside what the coordinator says, which may be that the epoch fails."""
+        ranks = list(epoch.ranks.values())
+        await try_among(ranks)
+        if epoch.failing or epoch.closed:
+            return
+        found = verdict(ranks)
+        _log.info("group %s: nvlink %s: %s", self.group, found.kind, found.reason)
+        self._say(pb.ToCoordinator(opened=pb.Opened(epoch=epoch.number)))
 
     async def _start(self, number: int) -> None:
         epoch = self.epoch
@@ -261,6 +270,8 @@ class EpochPart(ABC):
             return
         _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
         epoch.failing = True
+        for local in epoch.ranks.values():
+            local.say(None)  # nobody waits for what it tries
         await asyncio.shield(self._aside(self._end(epoch, reason)))
 
     async def _end(self, epoch: LocalEpoch, reason: str) -> None:

@@ -204,6 +204,20 @@ async def test_a_join_does_not_end_an_epoch_that_opens_longer_than_ranks_are_wai
             await here.leave(local)
 
 
+async def test_an_epoch_that_fails_while_ranks_try_their_memory_ends_at_once() -> None:
+    async with node() as here:
+        ranks = [here.hello(rank) for rank in range(WORLD)]
+        for local in ranks:
+            local.offers.add(TRIAL, Offered(-1, 4096, ""))
+        joins = [asyncio.create_task(here.part.join(local)) for local in ranks]
+        await until(lambda: all(local.tried is not None for local in ranks))
+        here.seat.outbox.put_nowait(pb.ToMember(fail=pb.Fail(epoch=1, reason="another node")))
+        for reply in await asyncio.wait_for(asyncio.gather(*joins), WAIT_S):
+            assert isinstance(reply, messages.ErrorReply), reply
+            assert "another node" in reply.message
+        assert all(local.nvlink is None for local in ranks), "it was waited for what they try"
+
+
 async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:
     async with node() as here:
         joins = [asyncio.create_task(here.part.join(here.hello(0)))]
