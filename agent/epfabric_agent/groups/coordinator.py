@@ -26,6 +26,8 @@ class Seat:
 
     node: str
     outbox: asyncio.Queue[pb.ToMember | None] = field(default_factory=asyncio.Queue)
+    deaf: bool = False
+    """It did not read what it was told, and is told nothing any more."""
 
 
 class Coordinator:
@@ -127,13 +129,15 @@ class Coordinator:
 
     def _tell(self, node: str, message: pb.ToMember) -> None:
         seat = self._seats.get(node)
-        if seat is None:
+        if seat is None or seat.deaf:
             return
         seat.outbox.put_nowait(message)
         if seat.outbox.qsize() > MOST_UNREAD:
+            seat.deaf = True
             seat.outbox = asyncio.Queue()
             seat.outbox.put_nowait(None)
-            self.detach(seat, "it does not read what it is told")
+            # Not now: what is told here is part of more, which would be said after what follows.
+            self._loop.call_soon(self.detach, seat, "it does not read what it is told")
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from epfabric import limits, messages
@@ -18,7 +20,7 @@ from epfabric_agent.groups.coordinator import MOST_UNREAD, Coordinator, Seat
 from epfabric_agent.groups.departures import Departures
 from epfabric_agent.groups.local_rank import LocalRank, Refusal
 from epfabric_agent.groups.membership import Membership, Stage
-from epfabric_agent.groups.state import Entrant, Limits, Send
+from epfabric_agent.groups.state import Action, Entrant, GroupState, Limits, Publish, Send
 from epfabric_agent.proto import peer_pb2 as pb
 
 ENTER = pb.Enter(rank=0, world_size=1, pod="ns/p", region_bytes=4096, blob=b"blob")
@@ -103,6 +105,40 @@ async def test_what_a_node_does_not_read_is_bounded() -> None:
     assert other.outbox.qsize() == 1, "only that its part has ended"
     assert await other.outbox.get() is None
     assert membership.stage is Stage.RUNNING, "others go on"
+
+
+class Scripted:
+    """A membership that has these actions for `opened`, and a state to publish when a node goes."""
+
+    stage, deadline, epoch = Stage.RUNNING, None, 1
+
+    def __init__(self, opened: list[Action], gone: GroupState) -> None:
+        self._opened, self._gone = opened, gone
+
+    def attach(self, *_: object) -> None: ...
+
+    def has_part(self, _: str) -> bool:
+        return True
+
+    def opened(self, *_: object) -> list[Action]:
+        return self._opened
+
+    def detach(self, *_: object) -> list[Action]:
+        return [Publish(self._gone)]
+
+
+async def test_what_follows_from_a_node_that_does_not_read_is_published_last() -> None:
+    earlier, later = (GroupState(phase, "", 1, 2, ()) for phase in ("Ready", "Failed"))
+    actions: list[Action] = [Send("b", pb.ToMember()), Publish(earlier)]
+    published: list[GroupState] = []
+    membership = cast(Membership, Scripted(actions, later))
+    made = Coordinator(membership, published.append, lambda: None)
+    own, other = made.attach("a", "a:1", 0), made.attach("b", "b:1", 0)
+    for _ in range(MOST_UNREAD):
+        other.outbox.put_nowait(pb.ToMember())
+    made.receive(own, pb.ToCoordinator(opened=pb.Opened(epoch=1)))
+    await asyncio.sleep(0.01)
+    assert published == [earlier, later]
 
 
 def test_ranks_that_are_said_often_are_lost_once() -> None:
