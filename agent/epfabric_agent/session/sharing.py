@@ -22,7 +22,7 @@ from epfabric_agent.session.quota import Quota, QuotaError
 
 MAX_OFFERS = 64
 LOOK_S = 0.2  # for what wakes nobody: an epoch that fails
-_FIT = (stat.S_IFCHR, stat.S_IFREG, 0)  # a device, a memfd, a file without an inode of its own
+_FIT = (stat.S_IFCHR, stat.S_IFREG, 0)  # a device, a file, what has no inode of its own
 
 
 class Sharing:
@@ -142,11 +142,13 @@ def plain(text: str) -> str:
 
 
 def check(fd: int) -> None:
-    """Raises ValueError for what no GPU memory is behind, and what would open more than memory to
-    whoever gets it: a folder, a socket, a pipe, a path. What it is, only its importer can tell."""
+    """Raises ValueError for what is seen to be no memory: a folder, a socket, a pipe, a path.
+
+    What passes may be another thing all the same (docs/security.md): only its importer can tell.
+    """
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind not in _FIT or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH:
         raise ValueError(
-            "the descriptor is a folder, a socket, a pipe or a path: register what "
+            "the descriptor is a folder, a socket, a pipe, a block device or a path: register what "
             "cuMemExportToShareableHandle gave"
         )
