@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from epfabric_crds import Settings
+
 from epfabric_agent.groups.hub import Hub
-from epfabric_agent.topology.transport import Port
+from epfabric_agent.topology.transport import Choice, Port
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
@@ -40,6 +42,26 @@ class CoreSettings:
     nics_per_gpu: int
     qp_selection: str
     atomics: str
+
+
+def core_settings(settings: Settings, choice: Choice) -> CoreSettings:
+    proxies = settings.proxies
+    stripes = settings.high_throughput
+    return CoreSettings(
+        provider=choice.provider,
+        ports=choice.ports,
+        drain_batch=min(proxies.drain_batch, 64),
+        max_inflight=proxies.max_inflight,
+        max_inflight_bytes=proxies.max_inflight_bytes,
+        adaptive=proxies.adaptive,
+        packing=settings.low_latency.packing,
+        early_pop=settings.low_latency.early_pop,
+        idle=proxies.idle,
+        histogram_scale=max(settings.telemetry.histogram_scale, 0),
+        nics_per_gpu=stripes.nics_per_gpu,
+        qp_selection=stripes.qp_selection,
+        atomics=settings.atomics,
+    )
 
 
 class CoreEdge:

@@ -20,7 +20,7 @@ from epfabric_crds.group import BarrierStatistics
 from epfabric_crds.node import PeerMemory, Topology
 from epfabric_crds.settings import Traces as TracesSettings
 
-from epfabric_agent.core_edge import CoreEdge, CoreSettings
+from epfabric_agent.core_edge import CoreEdge, CoreSettings, core_settings
 from epfabric_agent.groups.context import NodeContext
 from epfabric_agent.groups.hub import Hub, Reporter
 from epfabric_agent.groups.peer_memory import peer_memory
@@ -380,23 +380,3 @@ class Runtime:
         else:
             await asyncio.to_thread(self._telemetry.apply, wanted)
         await asyncio.to_thread(self._traces.apply, traces, TELEMETRY_S)
-
-
-def core_settings(settings: Settings, choice: Choice) -> CoreSettings:
-    proxies = settings.proxies
-    stripes = settings.high_throughput
-    return CoreSettings(
-        provider=choice.provider,
-        ports=choice.ports,
-        drain_batch=min(proxies.drain_batch, 64),
-        max_inflight=proxies.max_inflight,
-        max_inflight_bytes=proxies.max_inflight_bytes,
-        adaptive=proxies.adaptive,
-        packing=settings.low_latency.packing,
-        early_pop=settings.low_latency.early_pop,
-        idle=proxies.idle,
-        histogram_scale=max(settings.telemetry.histogram_scale, 0),
-        nics_per_gpu=stripes.nics_per_gpu,
-        qp_selection=stripes.qp_selection,
-        atomics=settings.atomics,
-    )

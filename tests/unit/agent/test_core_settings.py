@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from epfabric_agent.runtime import core_settings
+from epfabric_agent.core_edge import core_settings
 from epfabric_agent.topology.transport import Choice
 from epfabric_crds.settings import HighThroughput, Settings
 
