@@ -79,12 +79,12 @@ struct Link {
   uint64_t progress_ns = 0;    // last completion, or first operation after none
   uint64_t busy_since_ns = 0;  // refused posts without any success or credit since; 0 = none
   int error = 0;               // a post that failed for another reason than a full queue
-  bool owes = false;           // in the list of credits to send
   uint32_t behind = 0;         // its places in the lists of links with undelivered operations,
   uint32_t unmarked = 0;       // and of those that have some behind the last marker
+  Pace pace;
+  bool owes = false;  // in the list of credits to send
   bool probed = false;
   bool connected = false;
-  Pace pace;
   bool broken = false;  // for good
   Mend mend = Mend::kWhole;
   uint32_t tries = 0;               // new ones that had to carry something and did not

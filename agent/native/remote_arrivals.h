@@ -50,7 +50,7 @@ const char* RemoteTransport<E>::take_record(Link& link, const ControlRecord& rec
     if (link.outbox.acknowledged() != acknowledged) link.busy_since_ns = 0;
   }
   if (record.kind == RecordKind::kOld) {
-    if (link.atomics == 0) return "an answer that nobody asked for";
+    if (by_nic() || link.atomics == 0) return "an answer that nobody asked for";
     link.atomics -= 1;
     link.answered_ns = now_ns_;
   }

@@ -239,12 +239,11 @@ void RemoteTransport<E>::finished(Operation* operation, const Completion& comple
     }
     return;
   }
-  // Nobody waits for it, but a masked rank's connection is made anew.
-  if (kind == Operation::Kind::kAtomic && !lost && completion.error == kBroken) return;
-  link.broken = true;
+  // An ATOMIC is not sent again, but its connection is made anew: a masked rank's node may need it.
+  const bool atomic = kind == Operation::Kind::kAtomic;
+  link.broken = link.broken || !atomic || completion.error != kBroken;
   // A credit that does not arrive matters only if the peer still sends; then something else fails.
   if (kind == Operation::Kind::kCredit || !lost) return;
-  const bool atomic = kind == Operation::Kind::kAtomic;
   lose(link.rank, (atomic ? "an ATOMIC that its NIC applies failed, and may have been done or not: "
                           : "a write to it failed: ") +
                       completion.detail);

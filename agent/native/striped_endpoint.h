@@ -44,8 +44,10 @@ class StripedEndpoint {
   // Names the memory that is registered by now, and no other.
   std::vector<std::byte> address() const;
   PeerIndex insert(const PeerAddress& peer);
+  // One line a call: it may take a while, and others wait for the turn's end.
   void meet() {
-    for (E& line : lines_) line.meet();
+    lines_[meeting_].meet();
+    meeting_ = meeting_ + 1 < lines_.size() ? meeting_ + 1 : 0;
   }
   bool met(PeerIndex index) const;
   void attend();
@@ -98,6 +100,7 @@ class StripedEndpoint {
   Stripes::Bytes inflight_{};                           // by line, to all peers
   std::vector<std::pair<size_t, PeerIndex>> severing_;  // by line: connections that broke
   uint32_t first_ = 0;                                  // to be polled next
+  uint32_t meeting_ = 0;                                // to meet its peers next
   FileDescriptor waiting_;
   std::array<int, kMaxLines> waited_fds_{};
 };

@@ -48,18 +48,18 @@ ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode
     request.num_sge = 1;
     request.opcode = last ? opcode : IBV_WR_RDMA_WRITE;
     request.send_flags = last ? IBV_SEND_SIGNALED : 0;
+    if (i == 0 && peer.atomics > 0) request.send_flags |= IBV_SEND_FENCE;
     if (piece.bytes <= inlined_ && request.opcode != IBV_WR_RDMA_READ)
       request.send_flags |= IBV_SEND_INLINE;
     request.imm_data = htobe32(imm);
     request.wr.rdma.remote_addr = piece.address;
     request.wr.rdma.rkey = static_cast<uint32_t>(piece.key);
   }
-  return submit(peer, requests, count, context);
+  return submit(peer, requests, {&peer, count, 0}, context);
 }
 
 // The device holds it back while as many of the queue pair's reads and atomics are under way as the
-// two ends agreed on. Responders take atomics and writes in the order of their packets, so that no
-// fence is needed.
+// two ends agreed on. It needs no fence: only what follows an atomic may be seen before it.
 ssize_t VerbsEndpoint::post_atomic(PeerIndex index, const Piece& word, ibv_wr_opcode opcode,
                                    uint64_t operand, uint64_t swap, void* context) {
   Peer& peer = peers_[index];
@@ -76,7 +76,7 @@ ssize_t VerbsEndpoint::post_atomic(PeerIndex index, const Piece& word, ibv_wr_op
   request.wr.atomic.compare_add = operand;
   request.wr.atomic.swap = swap;
   request.wr.atomic.rkey = static_cast<uint32_t>(word.key);
-  return submit(peer, &request, 1, context);
+  return submit(peer, &request, {&peer, 1, 1}, context);
 }
 
 ssize_t VerbsEndpoint::ready(const Peer& peer, uint32_t count) const {
@@ -85,7 +85,8 @@ ssize_t VerbsEndpoint::ready(const Peer& peer, uint32_t count) const {
   return busy ? -EAGAIN : 0;
 }
 
-ssize_t VerbsEndpoint::submit(Peer& peer, ibv_send_wr* requests, uint32_t count, void* context) {
+ssize_t VerbsEndpoint::submit(Peer& peer, ibv_send_wr* requests, const Posting& posting,
+                              void* context) {
   ibv_send_wr* refused = nullptr;
   const int error = ::ibv_post_send(peer.pair.get(), requests, &refused);
   if (error != 0 && refused == &requests[0]) return error == ENOMEM ? -EAGAIN : -error;
@@ -93,9 +94,10 @@ ssize_t VerbsEndpoint::submit(Peer& peer, ibv_send_wr* requests, uint32_t count,
     kill(peer, "its queue pair took half of a write");
     return -error;
   }
-  *static_cast<Posting*>(context) = {&peer, count};
-  peer.room -= count;
-  room_ -= count;
+  *static_cast<Posting*>(context) = posting;
+  peer.room -= posting.requests;
+  peer.atomics += posting.atomics;
+  room_ -= posting.requests;
   return 0;
 }
 
@@ -156,8 +158,9 @@ bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
 void VerbsEndpoint::finish(const ibv_wc& done, Completion& out) {
   auto* posting = reinterpret_cast<Posting*>(done.wr_id);
   Peer& peer = *posting->peer;
-  peer.room += static_cast<uint32_t>(posting->requests);
-  room_ += static_cast<uint32_t>(posting->requests);
+  peer.room += posting->requests;
+  peer.atomics -= posting->atomics;
+  room_ += posting->requests;
   out.context = posting;
   out.record = false;
   out.error = 0;

@@ -82,8 +82,9 @@ class VerbsEndpoint {
     uint32_t own_domain;
     uint32_t their_domain;
     Acquaintance link;
-    uint32_t psn = 0;   // of the own queue pair's first packet
-    uint32_t room = 0;  // WRs that its send queue still takes
+    uint32_t psn = 0;      // of the own queue pair's first packet
+    uint32_t room = 0;     // WRs that its send queue still takes
+    uint32_t atomics = 0;  // under way
     AddressHandle handle;
     QueuePair pair;
     Ending ending = Ending::kNot;
@@ -98,7 +99,8 @@ class VerbsEndpoint {
   // What a context begins with while it is under way.
   struct Posting {
     Peer* peer;
-    uint64_t requests;
+    uint32_t requests;
+    uint32_t atomics;
   };
   // The low bits of a WR's id; others are the context's address.
   enum Tag : uint64_t {
@@ -129,7 +131,7 @@ class VerbsEndpoint {
   ssize_t post_atomic(PeerIndex index, const Piece& word, ibv_wr_opcode opcode, uint64_t operand,
                       uint64_t swap, void* context);
   ssize_t ready(const Peer& peer, uint32_t count) const;
-  ssize_t submit(Peer& peer, ibv_send_wr* requests, uint32_t count, void* context);
+  ssize_t submit(Peer& peer, ibv_send_wr* requests, const Posting& posting, void* context);
   bool take(const ibv_wc& done, Completion& out);
   void finish(const ibv_wc& done, Completion& out);
   void blame(Peer& peer, const ibv_wc& done, const std::string& what = "");
