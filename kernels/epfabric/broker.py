@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from epfabric import messages, wire
 from epfabric.errors import SessionError
@@ -39,6 +39,11 @@ class Broker:
         self._exchange = exchange
         self._names = itertools.count()
         self.nvlink: tuple[messages.NvlinkKind, str] = ("none", "join() tries it")
+
+    def end(self) -> None:
+        """With its session, which it refers to no longer: else that would stay until it is looked
+        for by the garbage collector."""
+        self._exchange = _closed
 
     def next_name(self) -> str:
         """For what all ranks offer together: the same on each, as they make the same in order."""
@@ -78,3 +83,7 @@ class Broker:
         self.nvlink = (nvlink, reason)
         request = messages.Tried(nvlink=nvlink, reason=reason[: messages.MAX_NOTE])
         self._exchange(request, messages.TriedReply, ANSWER_S)
+
+
+def _closed(*_: Any, **__: Any) -> Any:
+    raise SessionError("this session is closed")

@@ -316,6 +316,7 @@ class Session:
 
     def _end(self) -> None:
         self._closed = True
+        self.broker.end()
         self._failure.close()
         if self._segments.attached:
             self._segments.set_pod_abort()  # ends the waits of other threads

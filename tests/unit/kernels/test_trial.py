@@ -5,9 +5,11 @@ A memfd stands in for GPU memory; what real agents do is tested in tests/agent/t
 
 from __future__ import annotations
 
+import gc
 import mmap
 import signal
 import threading
+import weakref
 from pathlib import Path
 
 import epfabric
@@ -127,6 +129,20 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next(agent: ScriptedAge
         session.broker.find(1, "memory", 20.0)
     with pytest.raises(epfabric.SessionError, match="closed"):
         session.broker.withdraw("memory")
+
+
+def test_a_session_that_has_ended_is_freed_at_once(agent: ScriptedAgent) -> None:
+    """Its segments are mapped as long as it is there."""
+    gc.disable()
+    try:
+        session = epfabric.connect(agent.path, rank=0, world_size=2, timeout_s=20.0)
+        session.join()
+        session.close()
+        gone = weakref.ref(session)
+        del session
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class Old(Maker):
