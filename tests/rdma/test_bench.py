@@ -1,10 +1,10 @@
-"""The bench `verbs` in small, in the VM: it runs beside perftest, and the data is right."""
+"""The benches over verbs in small, in the VM: they run beside perftest, and the data is right."""
 
 from __future__ import annotations
 
 import pytest
 from epfabric_bench import native
-from epfabric_bench.benches import verbs
+from epfabric_bench.benches import atomics, verbs
 from epfabric_bench.run import Run
 from harness import vm
 
@@ -27,3 +27,18 @@ def test_a_small_run_stands_beside_perftest() -> None:
         assert sorted(sides) == sorted(["epfabric", peer]), (case, sides)
         for line in lines:
             assert 0 < line.samples[0] < 1e9
+
+
+def test_a_small_run_of_atomics_stands_beside_perftest() -> None:
+    native.build(print, "atomics")
+    vm.prepare()
+    lines = atomics.measure(Run(small=True))
+    assert all(line.verified for line in lines)
+    peers = {(line.case, line.side) for line in lines}
+    for case, peer in {
+        "tcp: ADD by agent": "two signals",
+        "soft RoCE: ADD by agent": "two signals",
+        "soft RoCE: ADD by NIC": "ib_atomic_lat",
+        "soft RoCE: one order": "an immediate alone",
+    }.items():
+        assert {(case, "epfabric"), (case, peer)} <= peers

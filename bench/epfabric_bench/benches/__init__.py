@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..run import Bench
 from . import (
+    atomics,
     barrier,
     buffer,
     fifo,
@@ -29,6 +30,7 @@ BENCHES: dict[str, Bench] = {
         barrier.BENCH,
         transport.BENCH,
         verbs.BENCH,
+        atomics.BENCH,
         flow.BENCH,
         joining.BENCH,
         stripes.BENCH,
