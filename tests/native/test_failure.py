@@ -111,7 +111,7 @@ def test_a_write_with_a_forged_key_is_refused_by_the_target() -> None:
             group=1, rank=1, world=2, rings=2, depth=64, signals=4, cpus=[-1]
         )
         forged = bytearray(blob)
-        struct.pack_into("<I", forged, 8, 2)  # world
+        struct.pack_into("<I", forged, 12, 2)  # world
         mailbox = len(blob) - 16 - 16
         struct.pack_into("<Q", forged, mailbox, struct.unpack_from("<Q", blob, mailbox)[0] ^ 1)
         with pytest.raises(_native.NativeError, match="rank 0"):
