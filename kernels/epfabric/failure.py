@@ -9,7 +9,7 @@ from collections.abc import Callable
 from epfabric.errors import GroupFailed, SessionError, Timeout
 
 _SLICE_NS = 200_000_000  # between two chances for Python to run signal handlers
-_REASON_GRACE_S = 1.0
+_REASON_GRACE_S = 2.0  # the agent looks for the cause before it tells
 _DONE, _ABORTED, _MASKED = 0, 1, 3
 
 

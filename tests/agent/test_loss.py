@@ -1,5 +1,6 @@
 """Ranks and agents are killed or stopped at random moments of an exchange: who notices, and what
-is left. Two agents and the ranks' processes are shared; each case leaves them whole."""
+is left. Two agents and the ranks' processes are shared; each case leaves them whole, or they are
+made anew."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ class Bed:
     agents: TwoAgents
     crew: Crew
     seed: int
+    whole: bool = True
+    """The case that used it last found everything as it was."""
 
     @property
     def ranks(self) -> list[Member]:
@@ -97,6 +100,7 @@ class Bed:
         end = time.monotonic() + WAIT_S  # the end of a session also takes time
         while max((used := shares(self.pids(), IDLE_S)).values()) >= IDLE_SHARE:
             assert time.monotonic() < end, used
+        self.whole = bool(before)
 
 
 @contextlib.contextmanager
@@ -111,8 +115,8 @@ def first_served() -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
+@contextlib.contextmanager
+def new_bed() -> Iterator[Bed]:
     groups = ("moe", "other", *STORMED)
     times = {"timeout": f"{BARRIER_S:g}s", "joinTimeout": "20s"}
     with first_served(), two_agents(groups, **times) as agents:
@@ -125,6 +129,35 @@ def bed() -> Iterator[Bed]:
             yield made
         finally:
             crew.close()
+
+
+class Beds:
+    """One for all cases, but a new one after a case that failed."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._bed: Bed | None = None
+
+    def take(self) -> Bed:
+        if self._bed is None or not self._bed.whole:
+            self.close()
+            self._bed = self._stack.enter_context(new_bed())
+        self._bed.whole = False
+        return self._bed
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def beds() -> Iterator[Beds]:
+    with contextlib.closing(Beds()) as made:
+        yield made
+
+
+@pytest.fixture
+def bed(beds: Beds) -> Bed:
+    return beds.take()
 
 
 def some_rounds(rng: random.Random) -> None:

@@ -6,6 +6,7 @@ Used by groups.part only. Every call has the core's own bound.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec
@@ -34,7 +35,7 @@ class LocalEpoch:
         self.handle = next(iter(self.ranks.values())).handle
         self.nodes = tuple(plan.nodes)
         self.regions = tuple(info.region_bytes for info in plan.ranks)
-        self.failing = False
+        self._ends = asyncio.Event()
         self.mask = plan.mask
         self.masked: set[int] = set()
         self.lost: list[LocalRank] = []
@@ -42,6 +43,19 @@ class LocalEpoch:
         self.kept = False
         """Stays without ranks: the coordinator's node, for a lost one's part in barriers."""
         self.closed = False
+
+    @property
+    def failing(self) -> bool:
+        """It ends, and not in order."""
+        return self._ends.is_set()
+
+    def fails(self) -> None:
+        self._ends.set()
+
+    async def fails_in(self, limit_s: float) -> None:
+        """Returns when it is failing, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ends.wait(), limit_s)
 
     def take(self, ranks: Iterable[int]) -> list[LocalRank]:
         """Those of this node, which are no longer part of the epoch."""
@@ -120,7 +134,7 @@ class LocalEpoch:
 
     def fail(self, reason: str) -> asyncio.Task[None]:
         """Sets the abort words and stops the proxies; the task ends when they stand still."""
-        self.failing = True
+        self.fails()
         return asyncio.create_task(self._end(self._core.fail_epoch, self.handle, reason))
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from epfabric_agent._native import Event
 
 COUNTERS_S = 0.3  # a group waits for its end meanwhile
+CAUSE_S = 0.5  # likewise; the pods' abort words are set by then
 MASK_S = 40.0  # a round of departures before, and its own
 UNREAD = "the counters of this node's NICs could not be read in time"
 _log = logging.getLogger(__name__)
@@ -63,8 +64,12 @@ class EpochPart(ABC):
             late_s = self._context.barrier_timeout_ms / 1000
             look = partial(self._context.nic_faults, late_s)
             reason += "; " + await in_time(COUNTERS_S, UNREAD, look)
-            if self.epoch is not epoch or epoch.failing:
-                return
+        elif event.kind == "failed":
+            # A node that lost a rank tells the coordinator why, and ends its links to this node:
+            # what comes of that may be seen here before the cause is heard.
+            await epoch.fails_in(CAUSE_S)
+        if self.epoch is not epoch or epoch.failing:
+            return
         if event.kind == "lost":
             gone = pb.Unreachable(epoch=number, ranks=event.ranks, reason=reason)
             self._say(pb.ToCoordinator(unreachable=gone))
@@ -269,7 +274,7 @@ class EpochPart(ABC):
         if epoch is None or epoch.failing or epoch.closed:
             return
         _log.warning("group %s, epoch %d failed: %s", self.group, epoch.number, reason)
-        epoch.failing = True
+        epoch.fails()
         for local in epoch.ranks.values():
             local.say(None)  # nobody waits for what it tries
         await asyncio.shield(self._aside(self._end(epoch, reason)))

@@ -259,6 +259,24 @@ async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_o
         assert here.told.count(("released", 0)) == 1
 
 
+@pytest.mark.parametrize("cause", ["its process ended", ""])
+async def test_a_link_that_breaks_since_its_node_fails_is_not_told_as_the_cause(cause: str) -> None:
+    async with node() as here:
+        ranks = await here.joined(epoch=1)
+        event = SimpleNamespace(
+            kind="failed", group=ranks[0].handle, ranks=[1], rank=1, detail="a write to it failed"
+        )
+        heard = asyncio.create_task(here.part.hear(cast("_native.Event", event)))
+        for _ in range(20):  # it has told the link's end by then, unless it waits for the cause
+            await asyncio.sleep(0)
+        if cause:
+            here.seat.outbox.put_nowait(pb.ToMember(fail=pb.Fail(epoch=1, reason=cause)))
+        await asyncio.wait_for(heard, WAIT_S)
+        await here.epoch_ended(1)
+        link = "node a: lost rank 1 on node a: a write to it failed"
+        assert [local.failure for local in ranks] == [cause or link] * WORLD
+
+
 @pytest.mark.parametrize("held", ["exclude_ranks", "close_epoch"])
 async def test_an_epoch_that_ends_in_order_is_not_ended_again_when_its_link_breaks(
     held: str,
