@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 
 from epfabric.buffer.config import Config, recommended
 from epfabric.buffer.event import EventHandle, EventOverlap
+from epfabric.buffer.layout import layout_of
 from epfabric.buffer.low_latency import Handle, Hook
+from epfabric.buffer.owned import Owned
 from epfabric.buffer.parts import Parts
 from epfabric.buffer.tensors import checked_tensor, view_of
-from epfabric.cuda.routing import route
 from epfabric.cuda.window import MAX_TOPK, Shape, window_of
 from epfabric.session import Session
 
 
-class Buffer:
+class Buffer(Owned):
     """One rank's end of a buffer; made by all ranks of the group together.
 
     num_nvl_bytes: of GPU memory for dispatch and combine; num_rdma_bytes: for the low-latency
@@ -54,7 +55,6 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = explicitly_destroy
-        self._parts: Parts | None = None
         self._parts = Parts.make(
             group,
             comm,
@@ -66,28 +66,6 @@ class Buffer:
             low_latency_sms=type(self).low_latency_sms,
         )
         self.rank, self.group_size = self._parts.members.rank, self._parts.members.size
-
-    def destroy(self) -> None:
-        """Frees the memory, once the calls of all ranks are over; the buffer is of no use then."""
-        if not self.explicitly_destroy:
-            raise ValueError("make the buffer with explicitly_destroy=True to call destroy()")
-        self._close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_parts", None) is not None and not self.explicitly_destroy:
-            self._close()
-
-    def _close(self) -> None:
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            parts.close()
-
-    @property
-    def parts(self) -> Parts:
-        """What the buffer is made of; ValueError after destroy()."""
-        if self._parts is None:
-            raise ValueError("this buffer was destroyed")
-        return self._parts
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -114,10 +92,6 @@ class Buffer:
         return window_of(
             Shape(num_ranks, num_experts, num_max_dispatch_tokens_per_rank, hidden, topk)
         ).bytes
-
-    def get_comm_stream(self) -> Any:
-        """The stream of calls with async_finish."""
-        return self.parts.order.comm
 
     def get_local_buffer_tensor(
         self, dtype: Any, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
@@ -149,26 +123,10 @@ class Buffer:
     ) -> tuple[Any, Any, Any, Any, EventOverlap]:
         """Tokens for each rank [ranks] and expert [experts] (int32), and which go to which rank
         [tokens, ranks] (bool); None for nodes: there is one."""
-        import torch
-
-        parts = self.parts
-        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (None, None))
-        world = self.group_size
-        counts = torch.empty(world + num_experts, dtype=torch.int32, device=topk_idx.device)
-        in_rank = torch.empty((len(topk_idx), world), dtype=torch.bool, device=topk_idx.device)
-        stream = parts.order.begin(async_finish, previous_event)
-        route(
-            parts.routing,
-            choices,
-            in_rank.data_ptr(),
-            counts.data_ptr(),
-            shape=(topk_idx.shape[0], topk_idx.shape[1]),
-            world=world,
-            experts=num_experts,
-            stream=stream.cuda_stream,
+        by_rank, by_expert, in_rank, event = layout_of(
+            self.parts, topk_idx, num_experts, previous_event, async_finish
         )
-        event = parts.order.end(stream, async_finish, (topk_idx, counts, in_rank))
-        return counts[:world], None, counts[world:], in_rank, event
+        return by_rank, None, by_expert, in_rank, event
 
     def dispatch(
         self,
