@@ -8,11 +8,12 @@ from epfabric.ring import Ring
 from epfabric.session import Session, connect
 
 if TYPE_CHECKING:
-    from epfabric.buffer import Buffer
+    from epfabric.buffer import Buffer, ElasticBuffer
 
 __all__ = [
     "Buffer",
     "CommandRefused",
+    "ElasticBuffer",
     "GroupFailed",
     "Region",
     "Ring",
@@ -24,9 +25,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Buffer, only when it is asked for: sessions need nothing of it."""
-    if name == "Buffer":
-        from epfabric.buffer import Buffer
+    """The buffers, only when they are asked for: sessions need nothing of them."""
+    if name in ("Buffer", "ElasticBuffer"):
+        import epfabric.buffer
 
-        return Buffer
+        return getattr(epfabric.buffer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

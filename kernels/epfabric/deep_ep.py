@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epfabric.buffer import Buffer, Config, EventHandle, EventOverlap
+from epfabric.buffer import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap
 
 if TYPE_CHECKING:
     topk_idx_t: Any
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "topk_idx_t",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,9 @@ from gpu.device_trips import (
     options_of,
     throughput_trip,
 )
+from gpu.elastic_trips import WAYS as ELASTIC_WAYS
+from gpu.elastic_trips import elastic as elastic_buffer
+from gpu.elastic_trips import elastic_trip
 
 SIZE = Size(tokens=200, hidden=2048, local=8, topk=8)
 
@@ -40,6 +43,23 @@ def throughput(side: Side) -> None:
     with side.throughput() as buffer:
         for call in range(6):
             throughput_trip(side, buffer, call)
+
+
+def elastic(side: Side) -> None:
+    """Rows by rank and by expert; then a barrier to which the last rank does not come."""
+    with elastic_buffer(side) as buffer:
+        for call in range(len(ELASTIC_WAYS)):
+            elastic_trip(side, buffer, call)
+    buffer = elastic_buffer(side, timeout_s=3).__enter__()
+    lost = side.world - 1
+    if side.rank == lost:
+        return
+    why = ""
+    try:
+        buffer.barrier(with_cpu_sync=True)
+    except SessionError as error:
+        why = str(error)
+    assert f"for a call of rank {lost}" in why, why
 
 
 def graphs(side: Side) -> None:
@@ -149,7 +169,7 @@ def dies(side: Side) -> None:
         assert time.monotonic() - begin < 60
 
 
-WORK = {w.__name__: w for w in (low_latency, throughput, graphs, masks, dies)}
+WORK = {w.__name__: w for w in (low_latency, throughput, elastic, graphs, masks, dies)}
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from gpu.buffer_ranks import Comm, Ranks, bounded  # noqa: E402
 GPUS = torch.cuda.device_count()
 WORLD = max(2, GPUS)
 LIMIT_S = 150
-WORKS = ("low_latency", "throughput", "graphs", "masks", "dies")
+WORKS = ("low_latency", "throughput", "elastic", "graphs", "masks", "dies")
 several = pytest.mark.skipif(GPUS < 2, reason="one GPU here: two are needed")
 
 

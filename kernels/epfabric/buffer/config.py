@@ -1,13 +1,18 @@
-"""Tuning of high-throughput calls, and how large buffers have to be; for Buffer and its users.
+"""Tuning of high-throughput calls, and how large buffers have to be; for the buffers and their
+users.
 
-Names and defaults are those of DeepEP's Config.
+Names and defaults of Config are DeepEP's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epfabric.cuda.channels import LEAST_SLOTS, MAX_CHANNELS, ChannelShape
+from epfabric.cuda.window import MAX_TOPK
+
 MAX_RANKS_OF_A_NODE = 8
+_ALIGNMENT = 2 << 20
 _KNOWN_RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 
 
@@ -48,6 +53,26 @@ class Config:
         raise NotImplementedError(
             "dispatch and combine between nodes are not there yet: use the ranks of one node"
         )
+
+
+def elastic_size_hint(num_ranks: int, tokens: int, hidden: int, topk: int = 0) -> int:
+    """Bytes of an ElasticBuffer for up to so many tokens of every rank, of bfloat16, which are the
+    largest, with so many choices (0: any number); a multiple of 2 MiB. ValueError for none."""
+    for name, value, least, most in (
+        ("num_max_tokens_per_rank", tokens, 1, None),
+        ("hidden", hidden, 1, None),
+        ("num_topk", topk, 0, MAX_TOPK),
+    ):
+        if value < least or (most is not None and value > most):
+            bound = f"at least {least}" if most is None else f"{least} to {most}"
+            raise ValueError(f"{name} must be {bound}, not {value}")
+    # All channels together: room for a batch, or as long rings as a Config has by default; never
+    # less than what the largest number of channels needs.
+    default = Config()
+    rings = default.num_sms // 2 * default.num_max_nvl_chunked_recv_tokens
+    slots = max(min(tokens + MAX_CHANNELS, rings), LEAST_SLOTS * MAX_CHANNELS)
+    need = ChannelShape(num_ranks, 1, slots, topk or MAX_TOPK, 0, 2 * hidden).bytes
+    return -(-need // _ALIGNMENT) * _ALIGNMENT
 
 
 def recommended(num_ranks: int, num_sms: int) -> Config:

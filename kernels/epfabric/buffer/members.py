@@ -82,6 +82,16 @@ def members_of(group: Any, comm: Any, session: Session | None) -> Members:
     raise ValueError("either group, comm or session is needed")
 
 
+def size_of(group: Any) -> int:
+    """How many ranks there are in what members_of() takes as group, comm or session."""
+    if isinstance(group, Session):
+        return group.world_size
+    for name in ("Get_size", "size"):
+        if hasattr(group, name):
+            return int(getattr(group, name)())
+    raise ValueError("either group, comm or session is needed")
+
+
 @dataclass(frozen=True)
 class Offer:
     """What a rank tells of a piece of its GPU's memory."""

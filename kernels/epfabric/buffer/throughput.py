@@ -39,11 +39,15 @@ class ThroughputCalls:
     def dispatch(
         self, x: Any, handle: ThroughputHandle | None, layout: tuple[Any, Any, Any], topk_idx: Any,
         topk_weights: Any, *, alignment: int, worst: int, config: Config,
-        after: EventOverlap | None, aside: bool,
+        after: EventOverlap | None, aside: bool, told: Any = None,
     ) -> tuple[Any, Any, Any, Any, Any, EventOverlap]:  # fmt: skip
-        """As Buffer.dispatch; layout: tokens by rank, tokens by expert, which go where."""
+        """As Buffer.dispatch; layout: tokens by rank, tokens by expert, which go where. With a
+        handle its topk_idx may be given again, for new weights.
+
+        told: with `worst`, [2 + local experts] (int64) on the GPU: 1, rows, rows of each expert.
+        """
         torch = self._torch
-        self._refuse()
+        self.check()
         x, scales = x if isinstance(x, tuple) else (x, None)
         if scales is not None:
             scales = scales.contiguous()
@@ -57,7 +61,7 @@ class ThroughputCalls:
         stream = self._order.begin(aside, after)
         with torch.cuda.stream(stream):
             if handle is None:
-                firsts, rows, experts = self._meet(shape, layout, alignment, worst, stream)
+                firsts, rows, experts = self._meet(shape, layout, alignment, worst, told, stream)
                 in_rank = layout[2]
             else:
                 firsts, in_rank, rows, experts = handle[0], handle[4], handle.rows, None
@@ -74,22 +78,23 @@ class ThroughputCalls:
         received, received_scales, received_topk, received_weights = outs
         out = (received, received_scales) if scales is not None else received
         if handle is not None:
-            return out, None, None, None, None, event
+            return out, received_topk, received_weights, None, None, event
         return out, received_topk, received_weights, experts, new, event
 
     def _meet(
         self, shape: ChannelShape, layout: tuple[Any, Any, Any], alignment: int, worst: int,
-        stream: Any,
+        told: Any, stream: Any,
     ) -> tuple[Any, int, list[int]]:  # fmt: skip
         """First rows of the sources, room for rows, rows of each expert (none with `worst`)."""
         torch, world = self._torch, self.end.world
         by_rank, by_expert, _ = layout
         firsts = torch.empty(world + 1, dtype=torch.int32, device=by_rank.device)
+        place = told.data_ptr() if told is not None else 0
         call = MeetCall(
             rank_tokens=checked_tensor(by_rank, "num_tokens_per_rank", torch.int32, (world,)),
             expert_tokens=checked_tensor(by_expert, "num_tokens_per_expert", torch.int32, (None,)),
             firsts=firsts.data_ptr(),
-            told=0 if worst else self.end.told.address,
+            told=place if worst else self.end.told.address,
             experts=len(by_expert),
             alignment=alignment,
         )
@@ -145,7 +150,7 @@ class ThroughputCalls:
     ) -> tuple[Any, Any, EventOverlap]:  # fmt: skip
         """As Buffer.combine."""
         torch = self._torch
-        self._refuse()
+        self.check()
         firsts, positions, channel_firsts, tokens, _ = handle
         count, biases = len(positions), bias if isinstance(bias, tuple) else (bias, None)
         topk = topk_weights.shape[1] if topk_weights is not None else 0
@@ -178,12 +183,13 @@ class ThroughputCalls:
         alive = (x, *handle, topk_weights, *biases, out, weights)
         return out, weights, self._order.end(stream, aside, alive)
 
-    def meet(self) -> None:
-        """On the current stream: waits until all ranks have come here."""
-        stream = self._order.begin(False)
+    def meet(self, aside: bool = False) -> EventOverlap:
+        """On its stream: waits until all ranks have come here."""
+        self.check()
+        stream = self._order.begin(aside)
         shape = fitting(self.end.window_bytes, self.end.world, 1, 1, 0, 0, 16)
         self.end.meet(shape, MeetCall(), stream=stream.cuda_stream)
-        self._order.end(stream, False)
+        return self._order.end(stream, aside)
 
     def _shape(
         self, x: Any, scales: Any, topk: int, config: Config, channels: int = 0
@@ -205,7 +211,8 @@ class ThroughputCalls:
             row_bytes,
         )
 
-    def _refuse(self) -> None:
+    def check(self) -> None:
+        """Raises SessionError when the buffer has failed."""
         why = self.end.failure()
         if why is not None:
             raise SessionError(f"the buffer has failed: {why}; make a new one")

@@ -21,7 +21,7 @@ MAX_LOCAL_EXPERTS = 1024
 _WORDS = MAX_CHANNELS * MAX_RANKS * 8
 _RINGS = MAX_RANKS * 8 + MAX_RANKS * MAX_LOCAL_EXPERTS * 4 + 4 * _WORDS
 _STATE_WORDS = 3
-_LEAST_SLOTS = 4
+LEAST_SLOTS = 4
 _AWAITED = ("nothing", "a call", "free slots", "tokens", "rows")
 _KERNELS = ("channels_meet", "channels_dispatch", "channels_combine")
 
@@ -53,8 +53,8 @@ def fitting(
     """With as many slots as there is room for, `slots` at most. Raises SessionError for too few."""
     one = ChannelShape(world, channels, 1, topk, scales, row_bytes)
     room = (window_bytes - _RINGS) // (channels * world * one.slot_bytes)
-    if room < _LEAST_SLOTS:
-        needed = _RINGS + channels * world * _LEAST_SLOTS * one.slot_bytes
+    if room < LEAST_SLOTS:
+        needed = _RINGS + channels * world * LEAST_SLOTS * one.slot_bytes
         raise SessionError(
             f"{channels} channels for tokens of {row_bytes} bytes need {needed} bytes of every "
             f"rank, this buffer has {window_bytes}"

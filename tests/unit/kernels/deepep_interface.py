@@ -1,4 +1,5 @@
-"""DeepEP's interface as its version 1.2 documents it: names, order and defaults of arguments."""
+"""DeepEP's interface: names, order and defaults of arguments; Buffer's as version 1.2 documents it,
+ElasticBuffer's as version 2 does."""
 
 from __future__ import annotations
 
@@ -116,3 +117,103 @@ EVENT_OVERLAP: dict[str, dict[str, object]] = {
     "register_hook_after_wait": {"hook_after_wait": REQUIRED},
     "__enter__": {},
 }
+
+_SIZES = {"num_max_tokens_per_rank": REQUIRED, "hidden": REQUIRED}
+_REDUCTION = {"allow_hybrid_mode": True, "allow_multiple_reduction": True}
+_ASYNC = {
+    "previous_event": None,
+    "previous_event_before_epilogue": None,
+    "async_with_compute_stream": False,
+    "allocate_on_comm_stream": False,
+}
+
+ELASTIC: dict[str, dict[str, object]] = {
+    "__init__": {
+        "group": REQUIRED,
+        "num_bytes": None,
+        "num_cpu_bytes": 0,
+        "num_max_tokens_per_rank": 0,
+        "hidden": 0,
+        "num_topk": 0,
+        "use_fp8_dispatch": False,
+        "deterministic": False,
+        **_REDUCTION,
+        "prefer_overlap_with_compute": True,
+        "sl_idx": 3,
+        "num_allocated_qps": 0,
+        "num_cpu_timeout_secs": 300,
+        "num_gpu_timeout_secs": 100,
+        "explicitly_destroy": False,
+    },
+    "destroy": {},
+    "barrier": {"use_comm_stream": True, "with_cpu_sync": False, "sequential": True},
+    "get_comm_stream": {},
+    "get_physical_domain_size": {},
+    "get_logical_domain_size": {},
+    "get_theoretical_num_sms": {
+        "num_experts": REQUIRED,
+        "num_topk": REQUIRED,
+        "num_scaleout_topk": 0,
+        "rdma_gbs": 0,
+        "nvlink_gbs": 0,
+        "sm_read_gbs": 200,
+        "sm_write_gbs": 50,
+    },
+    "get_theoretical_num_qps": {"num_sms": REQUIRED},
+    "dispatch": {
+        "x": REQUIRED,
+        "topk_idx": None,
+        "topk_weights": None,
+        "cumulative_local_expert_recv_stats": None,
+        "num_experts": None,
+        "num_max_tokens_per_rank": None,
+        "expert_alignment": None,
+        "num_sms": 0,
+        "num_qps": 0,
+        **_ASYNC,
+        "handle": None,
+        "do_handle_copy": True,
+        "do_cpu_sync": None,
+        "do_expand": False,
+        "do_zero_padding": False,
+        "use_tma_aligned_col_major_sf": False,
+    },
+    "combine": {
+        "x": REQUIRED,
+        "handle": REQUIRED,
+        "topk_weights": None,
+        "bias": None,
+        "num_sms": 0,
+        "num_qps": 0,
+        **_ASYNC,
+    },
+}
+
+ELASTIC_STATIC: dict[str, dict[str, object]] = {
+    "get_buffer_size_hint": {
+        "group": REQUIRED,
+        **_SIZES,
+        "num_topk": 0,
+        "use_fp8_dispatch": False,
+        **_REDUCTION,
+    },
+    "capture": {},
+}
+
+ELASTIC_HANDLE = [
+    "do_expand",
+    "num_experts",
+    "expert_alignment",
+    "num_max_tokens_per_rank",
+    "num_sms",
+    "topk_idx",
+    "num_recv_tokens",
+    "num_expanded_tokens",
+    "num_recv_tokens_per_expert_list",
+    "psum_num_recv_tokens_per_scaleup_rank",
+    "psum_num_recv_tokens_per_expert",
+    "num_unaligned_recv_tokens_per_expert",
+    "recv_src_metadata",
+    "token_metadata_at_forward",
+    "channel_linked_list",
+]

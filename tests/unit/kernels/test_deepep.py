@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import subprocess
 import sys
 
 import pytest
 from epfabric import deep_ep
-from unit.kernels.deepep_interface import BUFFER, BUFFER_STATIC, CONFIG, EVENT_OVERLAP, REQUIRED
+from unit.kernels.deepep_interface import (
+    BUFFER,
+    BUFFER_STATIC,
+    CONFIG,
+    ELASTIC,
+    ELASTIC_HANDLE,
+    ELASTIC_STATIC,
+    EVENT_OVERLAP,
+    REQUIRED,
+)
 
-EXTENSIONS: dict[tuple[type, str], tuple[str, ...]] = {(deep_ep.Buffer, "__init__"): ("session",)}
+EXTENSIONS: dict[tuple[type, str], tuple[str, ...]] = {
+    (deep_ep.Buffer, "__init__"): ("session",),
+    (deep_ep.ElasticBuffer, "__init__"): ("comm", "session"),
+}
 CASES = [
     (kind, name, arguments, static)
     for kind, table, static in [
         (deep_ep.Buffer, BUFFER, False),
         (deep_ep.Buffer, BUFFER_STATIC, True),
+        (deep_ep.ElasticBuffer, ELASTIC, False),
+        (deep_ep.ElasticBuffer, ELASTIC_STATIC, True),
         (deep_ep.Config, CONFIG, False),
         (deep_ep.EventOverlap, EVENT_OVERLAP, False),
     ]
@@ -45,12 +60,18 @@ def test_a_method_takes_the_arguments_of_deepep(
     ]
 
 
+def test_a_handle_has_what_deepep_says_of_it() -> None:
+    fields = {each.name for each in dataclasses.fields(deep_ep.EPHandle)}
+    found = [name for name in ELASTIC_HANDLE if name in fields or hasattr(deep_ep.EPHandle, name)]
+    assert found == ELASTIC_HANDLE
+
+
 def test_sessions_import_nothing_of_the_gpu() -> None:
     code = (
         "import sys, epfabric; "
         "assert not {'torch', 'cuda.bindings', 'epfabric.buffer'} & set(sys.modules); "
-        "from epfabric import Buffer, deep_ep; "
-        "assert Buffer is deep_ep.Buffer; "
+        "from epfabric import Buffer, ElasticBuffer, deep_ep; "
+        "assert (Buffer, ElasticBuffer) == (deep_ep.Buffer, deep_ep.ElasticBuffer); "
         "assert not {'torch', 'cuda.bindings'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

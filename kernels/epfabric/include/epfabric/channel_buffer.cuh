@@ -170,7 +170,8 @@ struct MeetCall {
   const int32_t* rank_tokens;    // [world]: that this rank sends
   const int32_t* expert_tokens;  // [experts]
   int32_t* firsts;               // [world + 1]: the first row of each source, then all
-  uint64_t* told;                // in host memory [2 + local experts]: 0, rows, rows of each expert
+  uint64_t* told;                // [2 + local experts]: 0, rows, rows of each expert; of the host
+                                 // or of this GPU
   uint32_t experts, alignment;   // counts of experts are rounded up to multiples
 };
 
