@@ -8,6 +8,7 @@ from __future__ import annotations
 from observability.model import Dashboard, Panel, Row, Target, Thresholds, Variable
 
 GROUP = 'k8s_namespace_name=~"$namespace", epfabric_group=~"$group"'
+COMPLETED, OTHERS = 'epfabric_result="completed"', 'epfabric_result!="completed"'
 RATE = "[$__rate_interval]"
 BARRIER = "epfabric_barrier_duration_seconds"
 OF_GROUP = "k8s_namespace_name, epfabric_group"
@@ -100,24 +101,14 @@ COMMANDS = Row(
             "Commands that proxies have completed.",
             "lines",
             "per-second",
-            (
-                Target(
-                    rate("epfabric_commands_total", "epfabric_op", 'epfabric_result="completed"'),
-                    "{{epfabric_op}}",
-                ),
-            ),
+            (Target(rate("epfabric_commands_total", "epfabric_op", COMPLETED), "{{epfabric_op}}"),),
         ),
         Panel(
             "Commands per second by node",
             "A node far below the others has slow ranks or slow proxies.",
             "lines",
             "per-second",
-            (
-                Target(
-                    rate("epfabric_commands_total", "instance", 'epfabric_result="completed"'),
-                    "{{instance}}",
-                ),
-            ),
+            (Target(rate("epfabric_commands_total", "instance", COMPLETED), "{{instance}}"),),
         ),
         Panel(
             "Commands without effect",
@@ -126,11 +117,7 @@ COMMANDS = Row(
             "per-second",
             (
                 Target(
-                    rate(
-                        "epfabric_commands_total",
-                        "epfabric_result, epfabric_reason",
-                        'epfabric_result!="completed"',
-                    ),
+                    rate("epfabric_commands_total", "epfabric_result, epfabric_reason", OTHERS),
                     "{{epfabric_result}} {{epfabric_reason}}",
                 ),
             ),
@@ -153,6 +140,13 @@ COMMANDS = Row(
                     THE_GROUP + " rank {{epfabric_rank}}",
                 ),
             ),
+        ),
+        Panel(
+            "WRITEs joined",
+            "They went in the network write of the one before, by node (spec.lowLatency.packing).",
+            "lines",
+            "per-second",
+            (Target(rate("epfabric_joined_total", "instance"), "{{instance}}"),),
         ),
         Panel(
             "Connections mended in an hour",

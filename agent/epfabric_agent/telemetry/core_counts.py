@@ -39,6 +39,7 @@ def session_sample(
         masked_slots=sum(ring["masked_slots"] for ring in counts["rings"]),
         fifo_depth=sum(ring["depth"] for ring in counts["rings"]),
         inflight=sum(proxy["inflight"] for proxy in counts["proxies"]),
+        joined=sum(ring["joined"] for ring in counts["rings"]),
         mended=sum(proxy["mended"] for proxy in counts["proxies"]),
         replayed=sum(proxy["replayed"] for proxy in counts["proxies"]),
         peers=_peers(counts, nodes),

@@ -40,6 +40,7 @@ FIFO_DEPTH = MetricInfo("epfabric.fifo.depth", "gauge", "{slot}", "Slots taken, 
 INFLIGHT = MetricInfo(
     "epfabric.inflight", "gauge", "{operation}", "Operations posted, not yet complete"
 )
+JOINED = MetricInfo("epfabric.joined", "counter", "{command}", "WRITEs sent with the one before")
 MENDED = MetricInfo("epfabric.mended", "counter", "{connection}", "Broken connections made anew")
 REPLAYED = MetricInfo("epfabric.replayed", "counter", "{operation}", "Operations sent again there")
 GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Sessions of a group")
@@ -62,6 +63,7 @@ METRICS = (
     SIGNALS,
     FIFO_DEPTH,
     INFLIGHT,
+    JOINED,
     MENDED,
     REPLAYED,
     GROUP_SESSIONS,
@@ -132,6 +134,7 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
         yield read(SIGNALS, peer.signals, *route)
     yield read(FIFO_DEPTH, session.fifo_depth, (RANK, str(session.rank)))
     yield read(INFLIGHT, session.inflight, (RANK, str(session.rank)))
+    yield read(JOINED, session.joined)
     yield read(MENDED, session.mended)
     yield read(REPLAYED, session.replayed)
     yield read(GROUP_SESSIONS, 1)

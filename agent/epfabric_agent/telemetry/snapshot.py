@@ -51,6 +51,8 @@ class SessionSample:
     """Slots taken from the rings and not yet retired."""
     inflight: int = 0
     """Operations that the proxies have posted and that are not yet complete."""
+    joined: int = 0
+    """WRITEs that went in the network write of the one before."""
     mended: int = 0
     """Connections that broke and that this rank's proxies made anew, at this end."""
     replayed: int = 0

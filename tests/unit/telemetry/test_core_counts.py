@@ -26,7 +26,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "refused_slots": {"unsupported": ring} if ring else {},
                 "masked": ring,
                 "masked_slots": 2 * ring,
-                "joined": 0,
+                "joined": 3 + ring,
             }
             for ring in range(3)
         ],
@@ -58,6 +58,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     assert got.masked == 3
     assert got.masked_slots == 6
     assert (got.fifo_depth, got.inflight) == (6, 6)
+    assert got.joined == 12
     assert (got.mended, got.replayed) == (3, 5)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),

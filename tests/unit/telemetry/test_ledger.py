@@ -54,6 +54,13 @@ def test_what_was_mended_is_told_from_the_first_look_on_and_kept() -> None:
     assert [total(ledger, name, "a") for name in names] == [2, 9]
 
 
+def test_joined_writes_are_told_of_and_kept() -> None:
+    ledger = Ledger(0)
+    ledger.fold(readings(Snapshot(sessions=(session("a", 1, 10, joined=4),))), 0.0, 10)
+    ledger.fold(readings(Snapshot(sessions=(session("a", 2, 20, joined=5),))), 1.0, 20)
+    assert total(ledger, "epfabric.joined", "a") == 9
+
+
 def test_a_new_session_of_a_group_adds_to_what_the_ended_one_left() -> None:
     ledger = Ledger(0)
     ledger.fold(readings(Snapshot(sessions=(session("a", 1, 100),))), 0.0, 10)
