@@ -15,13 +15,14 @@ import grpc
 import grpc.aio
 import pytest
 from epfabric.versions import Span
+from epfabric_agent.groups.bounds import MAX_BLOB
 from epfabric_agent.groups.coordinator import Coordinator
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.state import Limits
 from epfabric_agent.peers.channels import MAX_REQUEST_BYTES, client_credentials, client_options
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.link import LinkBroken, NotCoordinator, OtherVersion
-from epfabric_agent.peers.server import PeerServer
+from epfabric_agent.peers.server import UNREAD_S, PeerServer
 from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.pki import authority
 from epfabric_agent.pki.identity import Credentials, NodeIdentity
@@ -30,6 +31,7 @@ from epfabric_agent.proto import peer_pb2_grpc
 
 ADDRESS = "127.0.6.1"
 GROUP = "ns/train"
+RANKS = 300
 
 
 @dataclass
@@ -63,11 +65,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, spoken: Span = SPOKEN) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, spoken: Span = SPOKEN, unread_s: float = UNREAD_S
+) -> AsyncIterator[Served]:
     authority.make_authority(folder, 1)
     made = Served("", folder, {})
     own = made.credentials("served")
-    server = PeerServer("served", "moe", made, lambda: own, spoken)
+    server = PeerServer("served", "moe", made, lambda: own, spoken, unread_s)
     await server.start(ADDRESS, 0)
     made.endpoint = f"{ADDRESS}:{server.port}"
     made.groups[GROUP] = Coordinator(
@@ -108,6 +112,37 @@ async def test_a_stream_of_a_false_node_is_refused_before_it_takes_part(tmp_path
         with pytest.raises(LinkBroken, match="permission denied"):
             await anext(link.messages())
         await link.close()
+
+
+async def test_a_node_that_does_not_read_holds_up_its_group_for_a_while_only(
+    tmp_path: Path,
+) -> None:
+    """Its agent runs, so that gRPC answers pings: nothing else would ever part it."""
+    async with served(tmp_path / "pki", unread_s=0.5) as there:
+        coordinator = there.groups[GROUP]
+        own = coordinator.attach("served", "x:1", 0)
+
+        def enter(rank: int, world: int) -> pb.ToCoordinator:
+            made = pb.Enter(rank=rank, world_size=world, pod=f"ns/p-{rank}", blob=bytes(MAX_BLOB))
+            return pb.ToCoordinator(enter=made)
+
+        for rank in range(RANKS - 1):
+            coordinator.receive(own, enter(rank, RANKS))
+        deaf = await there.client("n1").attend(Agent("served", there.endpoint), GROUP, "x:2", 0)
+        deaf.send(enter(RANKS - 1, RANKS))
+        async with asyncio.timeout(60):
+            opening, failing = await own.outbox.get(), await own.outbox.get()
+            assert opening is not None
+            assert opening.open.ByteSize() > 8 << 20, "more than flow control lets through unread"
+            assert failing is not None
+            assert "did not read what it was told in 0.5 s" in failing.fail.reason
+            coordinator.receive(own, enter(0, 1))
+            again = await own.outbox.get()
+            assert again is not None
+            assert again.open.epoch == opening.open.epoch + 1, "the others go on without it"
+            told = [message.WhichOneof("kind") async for message in deaf.messages()]
+            assert told == ["open"], "once it reads it sees that its part has ended"
+        await deaf.close()
 
 
 async def test_a_node_that_says_too_much_at_once_is_cut_off(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ class Coordinator:
         del self._seats[seat.node]
         self._apply(self._membership.detach(seat.node, why, self._loop.time()))
 
+    def cut_off(self, seat: Seat, why: str) -> None:
+        """The node does not read: it is told nothing any more, and soon takes part no longer."""
+        seat.deaf = True
+        seat.outbox = asyncio.Queue()
+        seat.outbox.put_nowait(None)
+        # Not now: what is told here is part of more, which would be said after what follows.
+        self._loop.call_soon(self.detach, seat, why)
+
     def receive(self, seat: Seat, message: pb.ToCoordinator) -> None:
         """What the node says; ignored from a seat that has ended."""
         if self._seats.get(seat.node) is seat:
@@ -133,11 +141,7 @@ class Coordinator:
             return
         seat.outbox.put_nowait(message)
         if seat.outbox.qsize() > MOST_UNREAD:
-            seat.deaf = True
-            seat.outbox = asyncio.Queue()
-            seat.outbox.put_nowait(None)
-            # Not now: what is told here is part of more, which would be said after what follows.
-            self._loop.call_soon(self.detach, seat, "it does not read what it is told")
+            self.cut_off(seat, "it does not read what it is told")
 
     def _arm(self) -> None:
         if self._timer is not None:

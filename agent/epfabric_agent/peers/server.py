@@ -22,6 +22,8 @@ from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.proto import peer_pb2_grpc
 
 ATTACH_S = 5.0
+UNREAD_S = 30.0
+"""A node reads what it is told within; longer than a busy agent stands still."""
 STOP_S, CUT_S = 1.0, 2.0
 
 _log = logging.getLogger(__name__)
@@ -33,11 +35,19 @@ class Coordinators(Protocol):
 
 
 class PeerService(peer_pb2_grpc.PeerServicer):
-    def __init__(self, node: str, fabric: str, coordinators: Coordinators, spoken: Span) -> None:
+    def __init__(
+        self,
+        node: str,
+        fabric: str,
+        coordinators: Coordinators,
+        spoken: Span,
+        unread_s: float = UNREAD_S,
+    ) -> None:
         self._node = node
         self._fabric = fabric
         self._coordinators = coordinators
         self._spoken = spoken
+        self._unread_s = unread_s
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         """An agent of another version is told so only by the one that it looks for."""
@@ -65,9 +75,17 @@ class PeerService(peer_pb2_grpc.PeerServicer):
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, fault)
         seat = coordinator.attach(attach.caller.node, attach.endpoint, attach.last_epoch)
         reader = asyncio.create_task(_read(request_iterator, coordinator, seat))
+        unread = f"it did not read what it was told in {self._unread_s:g} s"
+        loop = asyncio.get_running_loop()
         try:
             while (message := await seat.outbox.get()) is not None:
-                yield message
+                # gRPC waits in the yield while the node does not read, and lets nobody end the
+                # call before: it stays until the node reads or its connection ends.
+                limit = loop.call_later(self._unread_s, coordinator.cut_off, seat, unread)
+                try:
+                    yield message
+                finally:
+                    limit.cancel()
         finally:
             reader.cancel()
             coordinator.detach(seat, "its connection broke")
@@ -111,9 +129,11 @@ class PeerServer:
         coordinators: Coordinators,
         credentials: Callable[[], Credentials],
         spoken: Span = SPOKEN,
+        unread_s: float = UNREAD_S,
     ) -> None:
+        """`unread_s`: how long a node may leave unread what it is told."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        service = PeerService(node, fabric, coordinators, spoken)
+        service = PeerService(node, fabric, coordinators, spoken, unread_s)
         peer_pb2_grpc.add_PeerServicer_to_server(service, self._server)
         self._credentials = credentials
         self.port = 0
