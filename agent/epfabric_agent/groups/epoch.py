@@ -83,9 +83,10 @@ class LocalEpoch:
             if info.rank not in self.ranks
         ]
         local = [rank.session for rank in self.ranks.values()]
-        try:
-            await serving(
-                self._core.open_epoch,
+
+        def work() -> None:
+            """Not cut off where nobody waits for it any more."""
+            self._core.open_epoch(
                 self.handle,
                 self.number,
                 local,
@@ -97,6 +98,13 @@ class LocalEpoch:
                 uid=plan.uid,
                 dissemination=plan.dissemination,
             )
+            if self.failing or self.closed:  # what ended it may have come before the core knew it
+                self._core.fail_epoch(self.handle, "it ended while it opened")
+                self._core.forget_group(self.handle)
+                raise NativeError("the epoch ended while it opened")
+
+        try:
+            await serving(work)
             _log.info("epoch %d: atomics are %s", self.number, self._core.atomics(self.handle))
         except NativeError as error:
             return str(error) or "the core gave no reason"

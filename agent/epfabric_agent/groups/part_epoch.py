@@ -134,13 +134,13 @@ class EpochPart(ABC):
             error = f"epoch {self.epoch.number} has not ended on this node"
             self._refuse_all(ranks, error)
         else:
-            self.epoch = LocalEpoch(self._context.core, plan, ranks, me)
+            epoch = self.epoch = LocalEpoch(self._context.core, plan, ranks, me)
             self._handle = 0
             for local in ranks:
-                local.nodes = self.epoch.nodes
-            error = await self.epoch.open(self._context.barrier_timeout_ms)
-            if not error:
-                self._aside(self._try_among(self.epoch))
+                local.nodes = epoch.nodes
+            error = await epoch.open(self._context.barrier_timeout_ms)
+            if not error:  # it may have ended meanwhile, since a rank was lost
+                self._aside(self._try_among(epoch))
                 return
         opened = pb.Opened(epoch=plan.epoch, error=error)
         self._say(pb.ToCoordinator(opened=opened))

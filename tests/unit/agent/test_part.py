@@ -35,8 +35,9 @@ class HeldCore:
 
     def __init__(self, core: _native.Core) -> None:
         self.core = core
-        names = ("mask_ranks", "exclude_ranks", "close_epoch")
+        names = ("mask_ranks", "exclude_ranks", "close_epoch", "open_epoch")
         self.may = {name: threading.Event() for name in names}
+        self.opened = threading.Event()
         self.go_on()
 
     def go_on(self) -> None:
@@ -46,9 +47,11 @@ class HeldCore:
     def __getattr__(self, name: str) -> Any:
         call, may = getattr(self.core, name), self.may.get(name)
 
-        def held(*arguments: Any) -> None:
+        def held(*arguments: Any, **named: Any) -> None:
             assert may is None or may.wait(WAIT_S)
-            call(*arguments)
+            call(*arguments, **named)
+            if name == "open_epoch":
+                self.opened.set()
 
         return call if may is None else held
 
@@ -63,6 +66,7 @@ class Node(Coordinator):
         self.told: list[tuple[str, int]] = []
         self.attached = 0
         self.figures_fail = False
+        self.observed: Callable[[], None] = lambda: None
         self.part = Part(
             GROUP,
             PartContext(
@@ -87,6 +91,7 @@ class Node(Coordinator):
         )
 
     def observe(self) -> None:
+        self.observed()
         if self.figures_fail:
             raise RuntimeError("can't start new thread")
 
@@ -185,6 +190,36 @@ async def test_an_epoch_that_fails_without_a_reason_ends_its_ranks_all_the_same(
         here.seat.outbox.put_nowait(pb.ToMember(fail=pb.Fail(epoch=1)))
         await until(lambda: not here.part.ranks)
         assert all(local.failure for local in ranks)
+
+
+async def test_an_epoch_that_the_core_opens_after_its_end_does_not_stay_there() -> None:
+    async with node() as here:
+        here.core.may["open_epoch"].clear()
+
+        def observed() -> None:
+            """The core was told that it failed, and knew nothing of it; the sessions are there."""
+            here.core.go_on()
+            assert here.core.opened.wait(WAIT_S)
+
+        here.observed = observed
+        ranks = [here.hello(rank) for rank in range(WORLD)]
+        joins = [asyncio.create_task(here.part.join(local)) for local in ranks]
+        await until(lambda: here.part.epoch is not None)
+        handle = ranks[0].handle
+        await here.part.lost(ranks[1], "its process ended")
+        for reply in await asyncio.gather(*joins):
+            assert isinstance(reply, messages.ErrorReply)
+
+        def gone() -> bool:
+            try:
+                here.core.core.atomics(handle)
+            except _native.NativeError as error:
+                return "no open epoch" in str(error)
+            return False
+
+        await until(gone)
+        for local in await here.joined(epoch=2):
+            await here.leave(local)
 
 
 async def test_a_join_does_not_end_an_epoch_that_opens_longer_than_ranks_are_waited_for() -> None:
