@@ -152,7 +152,7 @@ def check_received(
     outs = out if way.fp8 else (out,)
     for which, found in enumerate(outs):
         assert found.dtype == inputs[0][which].dtype
-        if which == 1 and way.packed:
+        if which == 1 and way.packed and len(found):
             assert found.stride() == (1, -(-len(found) // 4) * 4)
         values = [one[which] for one in inputs]
         if way.expand:
@@ -192,7 +192,7 @@ def elastic_trip(side: Side, buffer: Any, call: int) -> None:
     check_handle(wanted, handle, way)
     check_received(wanted, inputs, [b.weights for b in batches], result, way)
     # Other values by the same routes.
-    turned = [tuple(t.flip(0).contiguous() for t in one) for one in inputs]
+    turned = [tuple(t.view(torch.uint8).flip(0).view(t.dtype) for t in one) for one in inputs]
     weights = [b.weights * 2 for b in batches]
     again = buffer.dispatch(
         turned[side.rank] if way.fp8 else turned[side.rank][0],
