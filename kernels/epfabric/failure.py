@@ -22,12 +22,16 @@ class Failure:
         self._lock = threading.Lock()
         self._reason = ""
         self._closed = False
+        self._calls: list[Callable[[str], None]] = []
 
-    def close(self) -> None:
+    def close(self, *, aborted: bool = False) -> None:
         """The session's owner ended it: no failure, but nothing can be waited for any more."""
         with self._lock:
             self._closed = not self._known.is_set()
             self._known.set()
+            calls, self._calls = self._calls, []
+        for call in calls if aborted else ():
+            call("this session was aborted")
 
     def set(self, reason: str) -> bool:
         """Keeps the reason if it is the first; tells whether it was."""
@@ -36,7 +40,24 @@ class Failure:
                 return False
             self._reason = reason
             self._known.set()
-            return True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call(reason)
+        return True
+
+    def when_set(self, call: Callable[[str], None]) -> Callable[[], None]:
+        """As Session.when_failed()."""
+        with self._lock:
+            over = self._known.is_set()
+            if not over:
+                self._calls.append(call)
+        if over and not self._closed:
+            call(self._reason)
+        return lambda: self._forget(call)
+
+    def _forget(self, call: Callable[[str], None]) -> None:
+        with self._lock:
+            self._calls = [other for other in self._calls if other is not call]
 
     @property
     def happened(self) -> bool:

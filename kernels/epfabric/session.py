@@ -9,7 +9,7 @@ import socket as sockets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -235,7 +235,12 @@ class Session:
     def abort(self) -> None:
         """Ends the session at once: the group fails, and every wait of this rank with it."""
         if not self._closed:
-            self._end()
+            self._end(aborted=True)
+
+    def when_failed(self, call: Callable[[str], None]) -> Callable[[], None]:
+        """call(reason) once, from any thread, when the group fails or abort() is called; at once
+        when it has failed. Returns what takes it back."""
+        return self._failure.when_set(call)
 
     def __enter__(self) -> Session:
         return self
@@ -314,10 +319,10 @@ class Session:
         if self._closed:
             raise SessionError("this session is closed")
 
-    def _end(self) -> None:
+    def _end(self, *, aborted: bool = False) -> None:
         self._closed = True
         self.broker.end()
-        self._failure.close()
+        self._failure.close(aborted=aborted)
         if self._segments.attached:
             self._segments.set_pod_abort()  # ends the waits of other threads
         self._watch.stop()

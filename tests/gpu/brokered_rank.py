@@ -1,7 +1,9 @@
-"""A rank whose memory its agent brokers; run by test_brokered.py: SOCKET WORLD RANK DEVICE SEED.
+"""A rank whose memory its agent brokers; run by test_brokered.py: SOCKET WORLD RANK DEVICE SEED
+END.
 
 Every rank makes the batches of all from the seed, so that each can check alone what comes. Prints
-one line of JSON: its IPC namespace, what the trial at join said, whether a Buffer works.
+one line of JSON: its IPC namespace, what the trial at join said, whether a Buffer works. END is
+`together`, or `lost`: the last rank ends without a word, and the others say how their calls ended.
 """
 
 from __future__ import annotations
@@ -53,8 +55,25 @@ def exchange(buffer: Any, batches: list[Batch], use_fp8: bool) -> None:
     assert ((combined.double() - wanted).abs() <= wanted.abs() * 2.0**-6).all()
 
 
+def without_the_last(buffer: Any, batch: Batch) -> str:
+    """Why calls that the last rank does not come to ended, and all after them."""
+    if buffer.rank == buffer.group_size - 1:
+        os._exit(0)
+    why = ""
+    for _ in range(3):
+        try:
+            buffer.low_latency_dispatch(batch.x, batch.topk, TOKENS, EXPERTS)
+            torch.cuda.synchronize()
+        except epfabric.SessionError as error:
+            why = str(error)
+    return why
+
+
 def main() -> int:
     path, (world, rank, device, seed) = sys.argv[1], map(int, sys.argv[2:6])
+    lost = sys.argv[6] == "lost"
+    if lost:
+        Buffer.timeout_s = 10_000.0  # only an abort ends a wait
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")  # there is a context from here on
     size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, world, EXPERTS)
@@ -78,6 +97,10 @@ def main() -> int:
         assert (buffer.rank, buffer.group_size) == (rank, world)
         for call in range(CALLS):
             exchange(buffer, batches_of(seed, world, call), use_fp8=call % 3 == 2)
+        if lost:
+            said["error"] = without_the_last(buffer, batches_of(seed, world, 0)[rank])
+            print(json.dumps(said), flush=True)
+            os._exit(0)
         buffer.destroy()
         said["works"], said["after"] = True, session.nvlink[1]
     print(json.dumps(said), flush=True)

@@ -65,7 +65,10 @@ class Node:
         self.agent = processes.start("agent", [*AGENT, *options], cwd=ROOT)
         wait_until(self.socket.exists, WAIT_S, "the agent", self.agent)
 
-    def run(self, world: int, *prefix: str, devices: list[int], visible: bool = True) -> list[Any]:
+    def run(
+        self, world: int, *prefix: str, devices: list[int], visible: bool = True,
+        end: str = "together",
+    ) -> list[Any]:  # fmt: skip
         """What each rank says, by rank. visible: it sees every GPU, not its own alone."""
         seed = secrets.randbits(24)
         print(f"seed {seed}")
@@ -75,12 +78,20 @@ class Node:
             if not visible:
                 environment["CUDA_VISIBLE_DEVICES"] = str(device)
             numbers = (world, rank, device if visible else 0, seed)
-            command = [*prefix, sys.executable, str(RANK), str(self.socket), *map(str, numbers)]
+            command = [
+                *prefix,
+                sys.executable,
+                str(RANK),
+                str(self.socket),
+                *map(str, numbers),
+                end,
+            ]
             name = f"rank-{seed}-{rank}"
             ranks.append(self.processes.start(name, command, env=environment, cwd=ROOT))
         for process in ranks:
             assert process.wait(WAIT_S) == 0, f"{process.tail()}\n{self.agent.tail()}"
-        said = [json.loads(process.tail(1).splitlines()[-1]) for process in ranks]
+        talking = ranks[:-1] if end == "lost" else ranks
+        said = [json.loads(process.tail(1).splitlines()[-1]) for process in talking]
         print(*said, sep="\n")
         return said
 
@@ -136,6 +147,14 @@ def test_ranks_that_share_no_ipc_namespace_reach_each_other_by_the_agent() -> No
             check_works(said)
             assert len({rank["ipc"] for rank in said} | {os.readlink("/proc/self/ns/ipc")}) == 3
         assert one.holds_no_gpu()
+
+
+def test_a_lost_rank_ends_what_the_others_wait_for_on_the_gpu() -> None:
+    with node() as one:
+        (said,) = one.run(2, devices=devices(2), end="lost")
+        assert "the buffer has failed" in said["error"], said
+        assert "rank 1" in said["error"], said
+        assert "in vain" not in said["error"], said
 
 
 def test_what_the_trial_says_is_what_a_buffer_finds_where_ranks_see_one_gpu_each() -> None:

@@ -11,6 +11,7 @@ from epfabric.buffer.members import Members, Window, members_of
 from epfabric.buffer.order import Order
 from epfabric.buffer.throughput import ThroughputCalls
 from epfabric.cuda import channels
+from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.low_latency import SOURCE, LowLatency
 from epfabric.cuda.rank import checked
@@ -28,6 +29,7 @@ class Parts:
     mask: bool
     calls: LowLatencyCalls | None = None
     bulk: ThroughputCalls | None = None
+    abort: Abort | None = None  # of a session
     stack: ExitStack = field(default_factory=ExitStack)
 
     @staticmethod
@@ -48,6 +50,10 @@ class Parts:
         with ExitStack() as undo:
             undo.callback(parts.stack.close)
             parts.stack.callback(parts.order.close)
+            if session is not None:
+                parts.abort = abort = Abort()
+                parts.stack.callback(abort.close)
+                parts.stack.callback(session.when_failed(abort.set))
             parts.routing.function("route_tokens")
             if low_latency_bytes:
                 parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
@@ -68,6 +74,7 @@ class Parts:
                 blocks=sms or kernels.processors // window.sharers,
                 timeout_s=timeout_s,
                 mask=self.mask,
+                abort=self.abort,
                 window_bytes=size_bytes,
                 memory=window.own,
             )
@@ -84,6 +91,7 @@ class Parts:
                 window_bytes=size_bytes,
                 timeout_s=timeout_s,
                 memory=window.own,
+                abort=self.abort,
             )
             self._connect(end, window, undo)
         return ThroughputCalls(end, self.order)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
 from epfabric.errors import SessionError, Timeout
@@ -125,19 +126,19 @@ class Channels:
     """One rank's end. Make it, tell every rank's `window` to every other, then `connect`.
 
     A CUDA context must be current. All ranks make the same calls in the same order. memory: as
-    that of LowLatency.
+    that of LowLatency, and abort.
     """
 
     def __init__(
         self, world: int, rank: int, kernels: Kernels, *, window_bytes: int, timeout_s: float,
-        memory: Memory | None = None,
+        memory: Memory | None = None, abort: Abort | None = None,
     ) -> None:  # fmt: skip
         if not 0 <= rank < world <= MAX_RANKS:
             raise SessionError(f"rank {rank} is not one of {world} (at most {MAX_RANKS})")
         for name in _KERNELS:
             kernels.function(name)
         self.world, self.rank, self.window_bytes = world, rank, window_bytes
-        self._kernels, self._timeout_s = kernels, timeout_s
+        self._kernels, self._timeout_s, self._abort = kernels, timeout_s, abort
         self._own = memory or OwnMemory(window_bytes)
         self.window = self._own.address
         self._alarm = HostWords(1)
@@ -149,7 +150,7 @@ class Channels:
             windows=self._windows,
             state=state,
             alarm=self._alarm.address,
-            aborts=(zero, zero),
+            aborts=(abort.address if abort is not None else zero, zero),
             timeout_ns=int(timeout_s * 1e9),
             rank=rank,
         )
@@ -178,6 +179,8 @@ class Channels:
         words, end = self.told.words, time.monotonic() + self._timeout_s + 1
         while words[0] == 0:
             why = self.failure()
+            if self._abort is not None and self._abort.reason is not None:
+                raise SessionError(self._abort.reason)
             if why is not None or time.monotonic() > end:
                 raise Timeout(
                     why or f"rank {self.rank} did not begin a call in {self._timeout_s} s"
@@ -203,7 +206,9 @@ class Channels:
             checked(driver.cuMemsetD8Async(address, 0xFF, size_bytes, stream))
 
     def failure(self) -> str | None:
-        """What a kernel of this buffer waited for in vain, if one has."""
+        """What a kernel of this buffer waited for in vain, if one has, or why it was aborted."""
+        if self._abort is not None and self._abort.reason is not None:
+            return self._abort.reason
         word = self._alarm.words[0]
         if word == 0:
             return None

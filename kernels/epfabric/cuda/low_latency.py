@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from types import TracebackType
 
+from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
 from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, window_of
@@ -85,7 +86,8 @@ class LowLatency:
     each grid; the ranks that share a GPU share its processors. timeout_s: of every wait inside a
     kernel; afterwards the rank waited for is masked (mask=True) or the buffer has failed.
     window_bytes: of the window, so that a later shape may need more than the first one. memory:
-    the window, of so many zeros, which is closed with this; by default it is made here.
+    the window, of so many zeros, which is closed with this; by default it is made here. abort: ends
+    all waits when it is set; the buffer has failed then.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class LowLatency:
         blocks: int,
         timeout_s: float = 10.0,
         mask: bool = False,
-        aborts: tuple[int, int] | None = None,
+        abort: Abort | None = None,
         window_bytes: int = 0,
         memory: Memory | None = None,
     ) -> None:
@@ -106,7 +108,7 @@ class LowLatency:
         if not 0 <= rank < shape.world <= MAX_RANKS:
             raise SessionError(f"rank {rank} is not one of {shape.world}")
         self.shape, self.rank, self.blocks = shape, rank, blocks
-        self._kernels = kernels
+        self._kernels, self._abort = kernels, abort
         self.window_bytes = window_bytes or window_of(shape).bytes
         self._check_room(shape)
         self._own = memory or OwnMemory(self.window_bytes)
@@ -131,7 +133,7 @@ class LowLatency:
             masked=self._masked,
             verdicts=verdicts,
             alarm=self._alarm.address,
-            aborts=aborts or (zero, zero),
+            aborts=(abort.address if abort is not None else zero, zero),
             timeout_ns=int(timeout_s * 1e9),
             shape=(shape.world, shape.experts, shape.tokens, shape.hidden, shape.topk),
             rank=rank,
@@ -176,7 +178,10 @@ class LowLatency:
         self._kernels.launch("combine", self.blocks, stream, self.buffer, call)
 
     def failure(self) -> str | None:
-        """What a kernel of this buffer waited for in vain, if one has; costs no look at the GPU."""
+        """What a kernel of this buffer waited for in vain, if one has, or why it was aborted; costs
+        no look at the GPU."""
+        if self._abort is not None and self._abort.reason is not None:
+            return self._abort.reason
         word = self._alarm.words[0]
         if word == 0:
             return None

@@ -133,6 +133,44 @@ def test_a_failed_epoch_gives_its_reason_to_a_thread_in_a_wait(agent: ScriptedAg
     session.close()
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("fails", "rank 1 was lost"),
+        ("vanishes", "node n7 closed the session"),
+        ("aborts", "this session was aborted"),
+        ("closes", None),
+    ],
+)
+def test_whoever_asked_is_told_once_that_the_group_failed(
+    agent: ScriptedAgent, end: str, reason: str | None
+) -> None:
+    session = connect(agent)
+    session.join()
+    told: list[str] = []
+    forgotten: list[str] = []
+    happened = threading.Event()
+    session.when_failed(told.append)
+    session.when_failed(lambda _: happened.set())
+    session.when_failed(forgotten.append)()
+    match end:
+        case "fails":
+            agent.send(messages.Failed(epoch=1, reason="rank 1 was lost"))
+        case "vanishes":
+            agent.vanish()
+        case "aborts":
+            session.abort()
+        case "closes":
+            session.close()
+    assert reason is None or happened.wait(20)
+    session.abort()
+    session.when_failed(told.append)  # at once, where there is a reason of the group's
+    late = end in ("fails", "vanishes")
+    assert len(told) == (reason is not None) + late
+    assert all(reason is not None and reason in one for one in told)
+    assert forgotten == []
+
+
 def test_the_failure_wakes_a_join(tmp_path: Path) -> None:
     failed = messages.Failed(epoch=1, reason="rank 1 was lost")
 
