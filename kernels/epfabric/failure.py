@@ -46,7 +46,8 @@ class Failure:
         return True
 
     def when_set(self, call: Callable[[str], None]) -> Callable[[], None]:
-        """As Session.when_failed()."""
+        """call(reason) once, from any thread, when the session fails or its owner aborts it; at
+        once where it has failed. Returns what takes it back."""
         with self._lock:
             over = self._known.is_set()
             if not over:

@@ -9,7 +9,7 @@ import socket as sockets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,6 +55,7 @@ class Session:
         self._timeout_s = timeout_s
         self._hello = hello
         self._failure = Failure(hello.node)
+        self.when_failed = self._failure.when_set  # or abort() is called
         self._rings: dict[int, Ring] = {}
         self._drained: dict[int, int] = {}
         self._closed = False
@@ -236,11 +237,6 @@ class Session:
         """Ends the session at once: the group fails, and every wait of this rank with it."""
         if not self._closed:
             self._end(aborted=True)
-
-    def when_failed(self, call: Callable[[str], None]) -> Callable[[], None]:
-        """call(reason) once, from any thread, when the group fails or abort() is called; at once
-        when it has failed. Returns what takes it back."""
-        return self._failure.when_set(call)
 
     def __enter__(self) -> Session:
         return self
