@@ -16,60 +16,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from harness import qemu, vm_state
+from harness.build import cache, locked
 from harness.process import HarnessError
+from harness.qemu import Shape as Shape
 
 HERE = Path(__file__).parent
 MODULES = (
     *("crc32_generic", "virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"),
     *("veth", "bonding", "8021q", "rdma_rxe", "rdma_ucm", "configfs"),
 )
+BUSYBOX = Path("/bin/busybox")
 XZ_MAGIC = b"\xfd7zXZ\0"
-KERNEL_LINE = (
-    "console=ttyS0 quiet loglevel=3 panic=-1 rdinit=/init mitigations=off nokaslr tsc=reliable "
-    "no_timer_check random.trust_cpu=on cryptomgr.notests audit=0 nowatchdog"
-)
 LIMIT_S = 600
 INSTALL_S = 1800  # half of it may be another's lock
-INIT = """#!/bin/sh
+INIT = f"""#!/bin/sh
 B=/bin/busybox
 $B mount -t proc p /proc; $B mount -t sysfs s /sys; $B mount -t devtmpfs d /dev
 for k in $($B cat /order); do $B insmod /m/$k || echo "insmod $k failed"; done
 $B mount -t configfs c /sys/kernel/config; $B ip link set lo up
+{vm_state.WAIT}
 M="$B mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000"
 $B mount -t tmpfs t /u; $B mkdir /u/up /u/wk
 $M,cache=loose,ro root /r; $B mount -t overlay -o lowerdir=/r,upperdir=/u/up,workdir=/u/wk o /n
 for d in proc sys dev; do $B mount --rbind /$d /n/$d; done
 $B mount -t tmpfs t /n/run
 $B mkdir /n/run/vm; $M,cache=none share /n/run/vm
+echo > /n/run/vm/begun  # at this machine's time, which becomes the guest's
+$B chroot /n /bin/date -s "@$($B chroot /n /bin/stat -c %.9Y /run/vm/begun)" > /dev/null
 $B chroot /n /bin/bash /run/vm/command > /n/run/vm/output 2>&1 < /dev/null
 echo $? > /n/run/vm/code; $B sync; echo o > /proc/sysrq-trigger; $B sleep 60
 """
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The guest's CPUs and memory, the same for each of its NUMA nodes."""
-
-    cpus: int = 2
-    memory_mib: int = 1024
-    distances: tuple[tuple[int, ...], ...] = ()
-    """Between NUMA nodes, 10 on the diagonal; empty: the guest has one node and is not told."""
-
-    def options(self) -> list[str]:
-        nodes = len(self.distances)
-        found = ["-smp", str(self.cpus), "-m", str(self.memory_mib)]
-        for node in range(nodes):
-            each, size = self.cpus // nodes, self.memory_mib // nodes
-            cpus = f"cpus={node * each}-{(node + 1) * each - 1}"
-            found += ["-object", f"memory-backend-ram,id=m{node},size={size}M"]
-            found += ["-numa", f"node,nodeid={node},memdev=m{node},{cpus}"]
-        for source, row in enumerate(self.distances):
-            for target, value in enumerate(row):
-                found += ["-numa", f"dist,src={source},dst={target},val={value}"]
-        return found
 
 
 def missing() -> str | None:
@@ -83,33 +62,41 @@ def run(
     command: list[str | Path],
     environment: dict[str, str],
     limit_s: float = LIMIT_S,
-    shape: Shape = Shape(),
+    shape: Shape = qemu.PLAIN,
 ) -> tuple[int, str]:
     """Exit status and output of `command` in a fresh guest, which is ended after `limit_s`.
 
     Raises HarnessError.
     """
     kernel, initramfs = prepare()
+    machine = qemu.machine(kernel, initramfs, shape)
     with tempfile.TemporaryDirectory(prefix="epfabric-vm-") as folder:
         share = Path(folder)
         exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in environment.items())
         (share / "command").write_text(exports + shlex.join(map(str, command)) + "\n")
-        log = share / "qemu.log"
-        with log.open("wb") as out:
-            subprocess.run(
-                _qemu(kernel, initramfs, share, limit_s, shape),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                check=False,
-            )
+        if not _goes_on(kernel.parent, machine, share, limit_s):
+            with qemu.guest(machine, share, limit_s) as process:
+                process.wait()
         said = share / "output"
         output = said.read_text(errors="replace") if said.exists() else ""
         code = share / "code"
         if not code.exists():
-            tail = output[-2000:] + log.read_text(errors="replace")[-2000:]
+            tail = output[-2000:] + qemu.said(share)
             raise HarnessError(f"the VM did not end in order within {limit_s:.0f} s:\n{tail}")
         return int(code.read_text()), output
+
+
+def _goes_on(folder: Path, machine: list[str], share: Path, limit_s: float) -> bool:
+    """Whether the command began in a guest with the saved state, which has ended now."""
+    state = vm_state.opened(folder, machine)
+    if state is None:
+        return False
+    with state, qemu.guest(machine, share, limit_s, "-incoming", "fd:0", stdin=state) as process:
+        if vm_state.goes_on(process, share / "begun"):
+            process.wait()
+            return True
+    vm_state.refuse(state, qemu.said(share))
+    return False
 
 
 @functools.cache
@@ -120,21 +107,27 @@ def prepare() -> tuple[Path, Path]:
     if not images:
         raise HarnessError("no kernel in /boot: install linux-image-amd64")
     version = images[-1].name.removeprefix("vmlinuz-")
-    key = hashlib.sha256(f"{version} {MODULES} {INIT}".encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("EPFABRIC_CACHE", Path.home() / ".cache/epfabric"))
-    made = cache / f"vm-{key}"
-    if not made.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as temporary:
-            folder = Path(temporary) / "vm"
-            folder.mkdir()
-            image = images[-1].read_bytes()
-            # Unpacked here: under emulation that takes seconds.
-            unpacked = lzma.LZMADecompressor().decompress(image[image.index(XZ_MAGIC) :])
-            (folder / "vmlinux").write_bytes(unpacked)
-            _initramfs(folder, version)
-            os.rename(folder, made)
+    modules = _modules(version)
+    digest = hashlib.sha256(INIT.encode())
+    for path in (images[-1], BUSYBOX, *modules):
+        digest.update(path.read_bytes())
+    made = cache() / f"vm-{digest.hexdigest()[:16]}"
+    with locked(cache() / "vm.lock", "another making of the VM's kernel"):
+        if not made.is_dir():
+            _make(made, images[-1], modules)
     return made / "vmlinux", made / "initramfs"
+
+
+def _make(made: Path, image: Path, modules: list[Path]) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent) as temporary:
+        folder = Path(temporary) / "vm"
+        folder.mkdir()
+        packed = image.read_bytes()
+        # Unpacked here: under emulation that takes seconds.
+        unpacked = lzma.LZMADecompressor().decompress(packed[packed.index(XZ_MAGIC) :])
+        (folder / "vmlinux").write_bytes(unpacked)
+        _initramfs(folder, modules)
+        os.rename(folder, made)
 
 
 def _install() -> None:
@@ -160,13 +153,9 @@ def _install() -> None:
             raise HarnessError(f"apt-get could not install {lacking}: {done.stderr[-1000:]}")
 
 
-def _initramfs(folder: Path, version: str) -> None:
-    root = folder / "root"
-    for name in ("bin", "dev", "proc", "sys", "m", "r", "u", "n"):
-        (root / name).mkdir(parents=True)
-    shutil.copy("/bin/busybox", root / "bin/busybox")
-    (root / "bin/sh").symlink_to("busybox")
-    order: dict[str, None] = {}
+def _modules(version: str) -> list[Path]:
+    """In the order in which they can be loaded."""
+    order: dict[Path, None] = {}
     for module in MODULES:
         shown = subprocess.run(
             ["modprobe", "-S", version, "--show-depends", module],
@@ -174,12 +163,20 @@ def _initramfs(folder: Path, version: str) -> None:
             capture_output=True,
             text=True,
         ).stdout
-        for line in shown.splitlines():
-            if line.startswith("insmod "):
-                path = Path(line.split()[1])
-                shutil.copy(path, root / "m" / path.name)
-                order.setdefault(path.name)
-    (root / "order").write_text("\n".join(order) + "\n")
+        lines = (line.split() for line in shown.splitlines())
+        order |= {Path(words[1]): None for words in lines if words[0] == "insmod"}
+    return list(order)
+
+
+def _initramfs(folder: Path, modules: list[Path]) -> None:
+    root = folder / "root"
+    for name in ("bin", "dev", "proc", "sys", "m", "r", "u", "n"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(BUSYBOX, root / "bin/busybox")
+    (root / "bin/sh").symlink_to("busybox")
+    for path in modules:
+        shutil.copy(path, root / "m")
+    (root / "order").write_text("".join(f"{path.name}\n" for path in modules))
     init = root / "init"
     init.write_text(INIT)
     init.chmod(0o755)
@@ -193,20 +190,3 @@ def _initramfs(folder: Path, version: str) -> None:
             check=True,
         )
     shutil.rmtree(root)
-
-
-def _qemu(kernel: Path, initramfs: Path, share: Path, limit_s: float, shape: Shape) -> list[str]:
-    return [
-        *("timeout", "-k", "5", str(limit_s), "qemu-system-x86_64"),
-        *("-M", "q35,hpet=off", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
-        *shape.options(),
-        *("-nodefaults", "-no-user-config", "-no-reboot"),
-        *("-display", "none", "-kernel", str(kernel), "-initrd", str(initramfs)),
-        *("-append", KERNEL_LINE, "-serial", "stdio"),
-        *("-virtfs", _shared("/", "root") + ",readonly=on"),
-        *("-virtfs", _shared(str(share), "share")),
-    ]
-
-
-def _shared(path: str, tag: str) -> str:
-    return f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap"
