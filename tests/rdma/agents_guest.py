@@ -1,4 +1,6 @@
-"""Runs in the VM: two agents over two rails, each with a rank; prints what they said as JSON.
+"""Runs in the VM: agents over two rails, each with a rank; prints what they said as JSON.
+
+Two of which each link has one NIC, while rails go; and two whose links have a NIC on each rail.
 
 The agents are forked from here and the ranks are threads: in there an interpreter takes half a
 minute to import an agent. Judged by test_agents.py outside.
@@ -11,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,10 @@ from rdma.guest_agent import WAIT_S, Agent, until
 
 ROUNDS, RINGS, SIZE = 10, 2, 4096
 ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2"}
-LINKS = {"a": ["va0", "va1"], "b": ["vb0", "vb1"]}  # each agent has its own end of both rails
+STRIPING = {"c": "127.0.7.3", "d": "127.0.7.4"}
+SELECTIONS = {"c": "roundRobin", "d": "leastInflight"}
+STRIPED_SIZE = 128 << 10  # two stripes
+ENDS = {"a": "a", "b": "b", "c": "a", "d": "b"}  # of both rails, by agent
 LINK_UP = (
     "ip link set vb0 up; ip route replace 10.9.0.1 dev vb0 src 10.9.0.2 table 102; "
     "ip route replace 10.9.0.2 dev va0 src 10.9.0.1 table 101"
@@ -33,61 +39,72 @@ TRIES = 4
 
 
 def spec(node: str) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "transport": {"type": "auto"},
-        "nics": {"selector": {"names": LINKS[node]}},
+        "nics": {"selector": {"names": [f"v{ENDS[node]}{rail}" for rail in (0, 1)]}},
         "proxies": {"perGPU": 2, "idle": "adaptive"},
     }
+    if node in SELECTIONS:
+        found["highThroughput"] = {"nicsPerGPU": 2, "qpSelection": SELECTIONS[node]}
+    return found
+
+
+def sent_bytes(node: str) -> list[int]:
+    """Through each of the agent's NICs."""
+    path = "/sys/class/net/v{}{}/statistics/tx_bytes"
+    return [int(Path(path.format(ENDS[node], rail)).read_text()) for rail in (0, 1)]
 
 
 class Rank(threading.Thread):
     """Joins; exchanges and leaves, or meets in barriers until the group fails."""
 
-    def __init__(self, agents: list[Agent], rank: int, stay: bool) -> None:
+    def __init__(self, agents: list[Agent], rank: int, stay: bool, size: int) -> None:
+        """`size`: in bytes, of each write."""
         super().__init__(daemon=True)
         self.path, self.rank, self.stay = str(agents[rank].socket), rank, stay
+        self.size = size
         self.joined = threading.Event()
         self.outcome = "nothing"
 
     def run(self) -> None:
         try:
             with epfabric.connect(self.path, self.rank, 2, timeout_s=WAIT_S) as session:
-                region = session.register(1 << 18)
+                region = session.register(2 * RINGS * self.size)
                 session.join()
                 self.joined.set()
                 while self.stay:
                     session.barrier(WAIT_S)
                     time.sleep(0.05)
-                self.outcome = exchange(session, region)
+                self.outcome = exchange(session, region, self.size)
         except (epfabric.SessionError, AssertionError) as error:
             self.outcome = f"{type(error).__name__}: {error}"
         self.joined.set()
 
 
-def exchange(session: epfabric.Session, region: epfabric.Region) -> str:
+def exchange(session: epfabric.Session, region: epfabric.Region, size: int) -> str:
     """Rounds of writes by every ring, seen by their signals; then DRAIN and a barrier."""
-    other = 1 - session.rank
+    other, far = 1 - session.rank, RINGS * size
     for turn in range(1, ROUNDS + 1):
         for index in range(RINGS):
-            ring, at = session.ring(index), index * SIZE
-            region.array[at : at + SIZE] = pattern(session.rank, index, turn)
-            there = region.offset + 131072 + at
-            ring.write(other, region.offset + at, there, SIZE, signal=0, advance=1)
+            ring, at = session.ring(index), index * size
+            region.array[at : at + size] = pattern(size, session.rank, index, turn)
+            start = region.offset + at
+            ring.write(other, start, start + far, size, signal=0, advance=1)
             ring.wait(ring.drain(), WAIT_S)
         for index in range(RINGS):
             session.wait_signal(other, index, 0, turn, WAIT_S)
-            at = 131072 + index * SIZE
-            assert np.array_equal(region.array[at : at + SIZE], pattern(other, index, turn))
+            at = far + index * size
+            assert np.array_equal(region.array[at : at + size], pattern(size, other, index, turn))
         session.barrier(WAIT_S)
     return "verified"
 
 
-def pattern(rank: int, ring: int, turn: int) -> Any:
-    return ((np.arange(SIZE) * 7 + rank * 31 + ring * 57 + turn * 13) % 251).astype(np.uint8)
+def pattern(size: int, rank: int, ring: int, turn: int) -> Any:
+    return ((np.arange(size) * 7 + rank * 31 + ring * 57 + turn * 13) % 251).astype(np.uint8)
 
 
-def group(agents: list[Agent], stay: bool = False) -> list[Rank]:
-    ranks = [Rank(agents, rank, stay) for rank in (0, 1)]
+def group(agents: list[Agent], stay: bool = False, size: int = SIZE) -> list[Rank]:
+    ranks = [Rank(agents, rank, stay, size) for rank in (0, 1)]
     for rank in ranks:
         rank.start()
     return ranks
@@ -125,11 +142,11 @@ def broken_by(agents: list[Agent], command: str, undo: str) -> list[str]:
     return said
 
 
-def exchanged(agents: list[Agent]) -> list[str]:
+def exchanged(agents: list[Agent], size: int = SIZE) -> list[str]:
     """What a group says; again while an agent still has the core that the lost rail belongs to."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        said = ended(group(agents))
+        said = ended(group(agents, size=size))
         late = any("cannot open the session" in one or STARVED in one for one in said)
         if not late or time.monotonic() > deadline:
             return said
@@ -148,21 +165,44 @@ def play(agents: list[Agent], steps: dict[str, Any]) -> None:
     until(lambda: "over ra1 (fe80::" in agents[0].choices()[-1], "agent a to choose the other GID")
 
 
+def striped(agents: list[Agent], steps: dict[str, Any]) -> None:
+    for agent in agents:
+        until(agent.listens, f"agent {agent.node} to listen")
+    before = {agent.node: sent_bytes(agent.node) for agent in agents}
+    steps["striped"] = exchanged(agents, STRIPED_SIZE)
+    steps["written"] = [STRIPED_SIZE, ROUNDS * RINGS * STRIPED_SIZE]  # first, in all
+    steps["sent"] = {
+        node: [now - then for now, then in zip(sent_bytes(node), were, strict=True)]
+        for node, were in before.items()
+    }
+
+
+def played(
+    folder: Path,
+    addresses: dict[str, str],
+    play: Callable[[list[Agent], dict[str, Any]], None],
+    steps: dict[str, Any],
+) -> None:
+    """Starts an agent at each address, lets them play, ends them."""
+    agents = [Agent(node, folder, spec(node), addresses) for node in addresses]
+    for agent in agents:
+        agent.start()
+    try:
+        play(agents, steps)
+    except TimeoutError as error:
+        steps["failed"] += str(error)
+    steps["codes"] += [agent.stop() for agent in agents]
+    steps["reasons"] += [reason for agent in agents for reason in agent.reasons()]
+    steps["choices"] |= {agent.node: agent.choices() for agent in agents}
+    steps["logs"] |= {agent.node: agent.says()[-6000:] for agent in agents}
+
+
 def main() -> None:
     steps: dict[str, Any] = {"failed": "", "imports": time.process_time()}
+    steps |= {"codes": [], "reasons": [], "choices": {}, "logs": {}}
     with tempfile.TemporaryDirectory(prefix="rails-") as name:
-        folder = Path(name)
-        agents = [Agent(node, folder, spec(node), ADDRESSES) for node in ADDRESSES]
-        for agent in agents:
-            agent.start()
-        try:
-            play(agents, steps)
-        except TimeoutError as error:
-            steps["failed"] = str(error)
-        steps["codes"] = [agent.stop() for agent in agents]
-        steps["reasons"] = [reason for agent in agents for reason in agent.reasons()]
-        steps["choices"] = {agent.node: agent.choices() for agent in agents}
-        steps["logs"] = {agent.node: agent.says()[-6000:] for agent in agents}
+        played(Path(name), STRIPING, striped, steps)
+        played(Path(name), ADDRESSES, play, steps)
     print(json.dumps(steps))
 
 

@@ -41,7 +41,17 @@ def test_ranks_of_two_agents_exchange_over_both_rails(steps: dict[str, Any]) -> 
     assert steps["first"] == ["verified", "verified"]
     assert steps["choices"]["a"][0] == "verbs: type is auto; over ra0 (10.9.0.1), ra1 (10.9.1.1)"
     assert steps["choices"]["b"][0] == "verbs: type is auto; over rb0 (10.9.0.2), rb1 (10.9.1.2)"
-    assert steps["codes"] == [0, 0]
+    assert steps["codes"] == [0, 0, 0, 0]
+
+
+def test_links_over_two_nics_carry_the_right_bytes_over_both(steps: dict[str, Any]) -> None:
+    """Each write is two stripes: one for each NIC where they take turns. Where the NIC that will be
+    through first takes the next that holds for the first write: none was faster yet."""
+    assert steps["striped"] == ["verified", "verified"]
+    assert steps["choices"]["c"] == ["verbs: type is auto; over ra0 (10.9.0.1), ra1 (10.9.1.1)"]
+    first, all_of_them = steps["written"]
+    assert min(steps["sent"]["c"]) >= all_of_them / 2
+    assert min(steps["sent"]["d"]) >= first / 2
 
 
 def test_a_link_that_goes_down_fails_the_group_with_that_reason(steps: dict[str, Any]) -> None:
