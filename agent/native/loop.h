@@ -87,6 +87,7 @@ class Loop {
   void barrier_timed_out(const Delegate& delegate, bool rail);
   void record_barrier();
   void look_at_pod();
+  std::string lost_text(int rank, const std::string& text) const;
   void beat();
   bool active() const;
 

@@ -275,8 +275,17 @@ void Loop<Remote>::lose(uint32_t rank, const std::string& text) {
   const bool meets = delegate_ && epoch_->delegate_of(epoch_->node_of(rank)) == rank;
   if (epoch_->masked(shape_.rank) && !meets) return;
   if (!epoch_->plan().mask || !epoch_->running()) return fail(static_cast<int>(rank), text);
-  report_lost(rank, "rank " + std::to_string(shape_.rank) + " lost rank " + std::to_string(rank) +
-                        ": " + text);
+  report_lost(rank, lost_text(static_cast<int>(rank), text));
+}
+
+// `rank` below 0: a peer that is not known. To itself a rank has connections through its NIC, where
+// that applies ATOMICs.
+template <class Remote>
+std::string Loop<Remote>::lost_text(int rank, const std::string& text) const {
+  const std::string own = "rank " + std::to_string(shape_.rank);
+  if (rank == static_cast<int>(shape_.rank))
+    return own + " cannot reach its own memory through its NIC: " + text;
+  return own + " lost " + (rank < 0 ? "a peer" : "rank " + std::to_string(rank)) + ": " + text;
 }
 
 // Ends the epoch; under the policy that masks it is for others to decide, and what waits for that
@@ -295,11 +304,10 @@ template <class Remote>
 void Loop<Remote>::fail(int rank, const std::string& text) {
   if (!epoch_ || failed_ || (rank >= 0 && epoch_->gone(static_cast<uint32_t>(rank)))) return;
   failed_ = true;
-  const std::string who = rank < 0 ? "a peer" : "rank " + std::to_string(rank);
   epoch_->fail(
       {"failed", epoch_->plan().group, rank,
        rank < 0 ? std::vector<uint32_t>{} : std::vector<uint32_t>{static_cast<uint32_t>(rank)},
-       "rank " + std::to_string(shape_.rank) + " lost " + who + ": " + text});
+       lost_text(rank, text)});
 }
 
 template <class Remote>

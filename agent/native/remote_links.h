@@ -164,10 +164,13 @@ size_t RemoteTransport<E>::connect() {
 
 template <Endpoint E>
 std::string RemoteTransport<E>::unreachable() const {
-  for (const auto& link : links_) {
-    if (!link->connected) {
-      return "rank " + std::to_string(link->rank) + " (proxy " + std::to_string(link->proxy) + ")";
-    }
+  for (size_t i = 0; i < links_.size(); ++i) {
+    const Link& link = *links_[i];
+    if (link.connected) continue;
+    const bool own = link.rank == shape_.rank;
+    return (own ? "its own memory" : "rank " + std::to_string(link.rank)) + " (proxy " +
+           std::to_string(link.proxy) + ")" +
+           (i < mailboxed_ ? "" : " through its node's NIC, as ATOMICs have to,");
   }
   return "";
 }

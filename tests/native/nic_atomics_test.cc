@@ -120,3 +120,14 @@ TEST_CASE(
   std::printf("nic_atomics_test: %llu breaks, %llu atomics answered before\n",
               static_cast<unsigned long long>(breaks), static_cast<unsigned long long>(answered));
 }
+TEST_CASE("a rank whose NIC reaches it no more is not said to have lost itself") {
+  RcNetwork network(seed(), {});
+  HandShape shape = shape_of({{0}, {1}}, 1);
+  shape.proxies = 1;
+  Group group(shape, seed(), network);
+  network.kill(0, 0);
+  for (int i = 0; i < 200'000 && group.failure().empty(); ++i) group.turn();
+  const std::string failure = group.failure();
+  CHECK(failure.find("rank 0 cannot reach its own memory through its NIC: it was killed") == 0);
+}
+
