@@ -22,25 +22,6 @@ AtomicsWish wish_of(const std::string& text) {
   throw NativeError("atomics is 'auto', 'hardware' or 'emulated'");
 }
 
-// All are made, also where one fails; check() throws the first one's reason.
-class Attempts {
- public:
-  template <class Call>
-  void make(Call&& call) {
-    try {
-      call();
-    } catch (const NativeError& failed) {
-      if (error_.empty()) error_ = failed.what();
-    }
-  }
-  void check() const {
-    if (!error_.empty()) throw NativeError(error_);
-  }
-
- private:
-  std::string error_;
-};
-
 // Operations under way to a rank, below which a write that may still grow goes at once.
 constexpr uint32_t kEarlyPop = 2;
 

@@ -18,4 +18,23 @@ inline NativeError system_error(const std::string& what, int error = errno) {
   return NativeError(what + ": " + std::strerror(error));
 }
 
+// All are made, also where one fails; check() throws the first one's reason.
+class Attempts {
+ public:
+  template <class Call>
+  void make(Call&& call) {
+    try {
+      call();
+    } catch (const NativeError& failed) {
+      if (error_.empty()) error_ = failed.what();
+    }
+  }
+  void check() const {
+    if (!error_.empty()) throw NativeError(error_);
+  }
+
+ private:
+  std::string error_;
+};
+
 }  // namespace epfabric::agent

@@ -203,7 +203,10 @@ std::string Session::unreachable() const {
 }
 
 void Session::move(const std::vector<int>& cpus) {
-  for (size_t i = 0; i < std::min(cpus.size(), proxies_.size()); ++i) proxies_[i]->move(cpus[i]);
+  Attempts attempts;
+  for (size_t i = 0; i < std::min(cpus.size(), proxies_.size()); ++i)
+    attempts.make([&] { proxies_[i]->move(cpus[i]); });
+  attempts.check();
 }
 
 void Session::ask_stop() {

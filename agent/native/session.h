@@ -42,7 +42,8 @@ class Session {
   // The same of a masked rank, whose visible commands are taken no more.
   bool settle(uint64_t timeout_ns) const;
 
-  // Pins each proxy that still runs to its CPU, the first ones where there are fewer CPUs.
+  // Pins each proxy that still runs to its CPU, the first ones where there are fewer CPUs. Throws
+  // NativeError where one cannot be pinned; the others are all the same.
   void move(const std::vector<int>& cpus);
 
   void ask_stop();

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sched.h>
 
 #include <thread>
 
@@ -86,6 +87,17 @@ TEST_CASE("drains, descriptions and registrations end with an error when their s
     session->close(kLimitNs);
     for (std::thread* thread : {&drain, &describe, &add}) thread->join();
   }
+  core.close();
+}
+
+TEST_CASE("a proxy that cannot be pinned does not keep those behind it where they were") {
+  Core core{CoreSettings{}};
+  const auto session = open(core, 0, 1);
+  const int here = ::sched_getcpu();
+  CHECK_THROWS_WITH_AS(session->move({CPU_SETSIZE, here}), doctest::Contains("cannot be pinned"),
+                       NativeError);
+  CHECK(session->proxies()[0]->cpu() == -1);
+  CHECK(session->proxies()[1]->cpu() == here);
   core.close();
 }
 

@@ -173,6 +173,7 @@ async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes:
         raise Refusal("internal", f"the agent cannot open the session: {text}") from error
     finally:
         services.room.settle(own_bytes)
+    await services.cpus.settle(local)
 
 
 def reply(hello: messages.Hello, pod: Pod, services: Services) -> messages.HelloReply:

@@ -54,6 +54,11 @@ class ProxyCpus:
             if any(self.ledger.cpus_of(rank.sample) != cpus for rank, cpus in before.items()):
                 self._changed()
 
+    async def settle(self, rank: LocalRank) -> None:
+        """Moves the proxies of a session that was opened, since looks meanwhile saw none."""
+        async with self._looking:
+            await asyncio.to_thread(self._pin, [rank])
+
     def _pin(self, ranks: Iterable[LocalRank]) -> None:
         from epfabric_agent._native import NativeError
 
@@ -63,7 +68,7 @@ class ProxyCpus:
                 if native is not None:
                     native.move(list(cpus))
             except NativeError as error:  # it changed again
-                _log.warning("the proxies of rank %d stay for now: %s", rank.rank, error)
+                _log.warning("a proxy of rank %d stays for now: %s", rank.rank, error)
 
     def _tell(self) -> None:
         """Where it is not as it should be, or is again; without Kubernetes only the log says it."""

@@ -1,0 +1,64 @@
+"""Sessions that are opened while what the agent may use changes; on the real core."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from epfabric_agent import _native
+from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.session.opening import open_native
+from epfabric_agent.session.proxy_cpus import ProxyCpus
+from epfabric_agent.session.services import Services
+from epfabric_agent.topology.machine import Machine
+from epfabric_crds import Settings
+
+WAIT_S = 60.0
+
+
+class Opening:
+    """One rank's session, and a core that opens it when `meanwhile` is over."""
+
+    def __init__(self, root: Path) -> None:
+        self.usable = frozenset[int]()
+        self.ranks: list[LocalRank] = []
+        machine = Machine(root=root, affinity=lambda: self.usable)
+        self.cpus = ProxyCpus(machine, lambda: self.ranks, lambda: None)
+        self.core = _native.Core(address="", provider="")
+
+    async def open(self, meanwhile: frozenset[int]) -> list[int]:
+        """Where its proxies are; the agent sees that only `meanwhile` may be used as it opens."""
+        loop = asyncio.get_running_loop()
+
+        def open_session(**settings: Any) -> _native.Session:
+            self.usable = meanwhile
+            asyncio.run_coroutine_threadsafe(self.cpus.look(), loop).result(WAIT_S)
+            return self.core.open_session(**settings)
+
+        sample = self.cpus.take(1, strict=False)
+        rank = LocalRank(0, 1, "ns/pod", 1, sample, lambda *_: None, lambda: None)
+        self.ranks.append(rank)
+        services = SimpleNamespace(
+            core=SimpleNamespace(open_session=open_session),
+            settings=Settings(),
+            quota=SimpleNamespace(inflight=lambda _: 0),
+            room=SimpleNamespace(settle=lambda _: None),
+            cpus=self.cpus,
+        )
+        await open_native(rank, cast(Any, None), cast(Services, services), 0)
+        assert rank.native is not None
+        return [proxy["cpu"] for proxy in rank.native.counters()["proxies"]]
+
+
+async def test_a_session_that_opens_during_a_look_is_not_left_where_it_may_not_be(
+    tmp_path: Path,
+) -> None:
+    first, other = sorted(os.sched_getaffinity(0))[:2]
+    opening = Opening(tmp_path)
+    opening.usable = frozenset({first})
+    await opening.cpus.look()
+    assert await opening.open(meanwhile=frozenset({other})) == [other]
+    opening.core.close()
