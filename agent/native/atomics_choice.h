@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -16,12 +17,13 @@ enum class AtomicsWish : uint8_t { kAuto, kHardware, kEmulated };
 inline constexpr uint32_t kWishes = 3;
 
 // Whether one NIC can be the party that applies ATOMICs on a rank's words.
-enum class AtomicsAbility : uint8_t { kAble, kNoVerbs, kSeveralNics, kUnable };
-inline constexpr uint32_t kAbilities = 4;
+enum class AtomicsAbility : uint8_t { kAble, kNoVerbs, kSeveralNics, kUnable, kPaged };
+inline constexpr uint32_t kAbilities = 5;
 
 struct AtomicsOffer {
   AtomicsWish wish = AtomicsWish::kAuto;
   AtomicsAbility ability = AtomicsAbility::kNoVerbs;
+  uint64_t connections = std::numeric_limits<uint64_t>::max();  // that its agent has room for
 };
 
 struct AtomicsChoice {
@@ -39,13 +41,37 @@ inline std::string why_unable(uint32_t rank, AtomicsAbility ability) {
       return who + "'s agent does not use verbs";
     case AtomicsAbility::kSeveralNics:
       return who + " is reached by several NICs, and one's atomic is none against another's";
+    case AtomicsAbility::kPaged:
+      return who +
+             "'s NIC applies no atomics to memory that it pages on demand (raise the limit of "
+             "locked memory, ulimit -l)";
     default:
       return who + "'s NIC applies no atomics";
   }
 }
 
-// `offers` by rank. Throws NativeError where what is asked for cannot be.
-inline AtomicsChoice choose_atomics(std::span<const AtomicsOffer> offers, bool one_node) {
+// The first of these is what keeps NICs from it, or nothing does. `needs`: as choose_atomics() has.
+inline std::string why_not_by_nic(std::span<const AtomicsOffer> offers,
+                                  std::span<const uint64_t> needs) {
+  for (uint32_t rank = 0; rank < offers.size(); ++rank) {
+    if (offers[rank].ability != AtomicsAbility::kAble)
+      return why_unable(rank, offers[rank].ability);
+  }
+  for (uint32_t rank = 0; rank < offers.size(); ++rank) {
+    if (needs[rank] <= offers[rank].connections) continue;
+    return "the ranks on rank " + std::to_string(rank) + "'s node would need " +
+           std::to_string(needs[rank]) +
+           " connections, since atomics go through the NIC to ranks of their own node too, and "
+           "there is room for " +
+           std::to_string(offers[rank].connections);
+  }
+  return "";
+}
+
+// By rank: `offers`, and `needs`, the connections that all ranks of its node have where NICs apply
+// atomics. Throws NativeError where what is asked for cannot be.
+inline AtomicsChoice choose_atomics(std::span<const AtomicsOffer> offers,
+                                    std::span<const uint64_t> needs, bool one_node) {
   const auto first = [offers](auto&& is) {
     uint32_t rank = 0;
     while (rank < offers.size() && !is(offers[rank])) ++rank;
@@ -63,9 +89,7 @@ inline AtomicsChoice choose_atomics(std::span<const AtomicsOffer> offers, bool o
                       ": it has to be the same for all ranks of a group");
   }
   if (emulated < offers.size()) return {false, "spec.atomics says so"};
-  const uint32_t unable =
-      first([](const AtomicsOffer& offer) { return offer.ability != AtomicsAbility::kAble; });
-  const std::string why = unable < offers.size() ? why_unable(unable, offers[unable].ability) : "";
+  const std::string why = why_not_by_nic(offers, needs);
   if (asked && !why.empty()) {
     throw NativeError("spec.atomics is hardware, but " + why +
                       ": set it to auto or emulated, then the owner's agent applies atomics");

@@ -63,6 +63,7 @@ std::vector<std::byte> encode(const SessionBlob& blob) {
         static_cast<uint32_t>(blob.regions.size()), static_cast<uint32_t>(blob.proxies.size())}) {
     to.put(value);
   }
+  to.put(blob.atomics.connections);
   for (const Extent& region : blob.regions) to.put(region);
   for (const ProxyBlob& proxy : blob.proxies) {
     to.put(static_cast<uint32_t>(proxy.address.size()));
@@ -94,6 +95,7 @@ SessionBlob decode(std::span<const std::byte> bytes) {
       static_cast<AtomicsAbility>(from.count(0, kAbilities - 1, "as its ability for atomics"));
   const uint32_t regions = from.count(0, kMaxRegions, "regions");
   const uint32_t proxies = from.count(1, kMaxProxies, "proxies");
+  out.atomics.connections = from.get<uint64_t>();
   uint64_t end = 0;
   for (uint32_t i = 0; i < regions; ++i) {
     const auto extent = from.get<Extent>();

@@ -74,6 +74,7 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
     const VerbsEndpoint trial(port);
     watched_.push_back(std::make_unique<VerbsDevice>(port));
   }
+  if (!watched_.empty()) proxy_settings_.connections = limits_of_ports().connections;
 }
 
 Core::~Core() {

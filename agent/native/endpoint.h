@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "atomics_choice.h"
+
 namespace epfabric::agent {
 
 // Where a remote region begins, as its owner's endpoint names it.
@@ -109,12 +111,12 @@ concept Unordered = Endpoint<T> && requires { requires T::kUnordered; };
 
 // Its NIC applies atomics: to a word of 8 bytes of the peer's, after every earlier write to that
 // peer, as one party with every other atomic that comes to that word through the peer's NIC.
-// `word.data` is where its value before comes to, in host order. applies_atomics(): whether this
-// device does.
+// `word.data` is where its value before comes to, in host order. ability(): whether this
+// device does, for all that was registered.
 template <class T>
 concept HardwareAtomics = Endpoint<T> && requires(T endpoint, PeerIndex peer, const Piece& word,
                                                   uint64_t operand, uint64_t swap, void* context) {
-  { endpoint.applies_atomics() } -> std::same_as<bool>;
+  { endpoint.ability() } -> std::same_as<AtomicsAbility>;
   { endpoint.fetch_add(peer, word, operand, context) } -> std::same_as<ssize_t>;
   { endpoint.compare_swap(peer, word, operand, swap, context) } -> std::same_as<ssize_t>;
 };

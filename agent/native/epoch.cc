@@ -90,7 +90,14 @@ void Epoch::place_sessions() {
 void Epoch::choose() {
   std::vector<AtomicsOffer> offers;
   for (const SessionBlob& blob : blobs_) offers.push_back(blob.atomics);
-  atomics_ = choose_atomics(offers, plan_.nodes.size() == 1);
+  const Census counts = census();
+  std::vector<uint64_t> needs(world());
+  for (const std::vector<uint32_t>& ranks : plan_.nodes) {
+    uint64_t all = 0;
+    for (const uint32_t rank : ranks) all += counts.links(rank) + counts.neighbours(rank);
+    for (const uint32_t rank : ranks) needs[rank] = all;
+  }
+  atomics_ = choose_atomics(offers, needs, plan_.nodes.size() == 1);
 }
 
 SessionView Epoch::view(uint32_t rank, uint32_t signals) const {

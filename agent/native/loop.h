@@ -13,6 +13,7 @@ class NoRemote {
  public:
   void begin_turn(uint64_t) {}
   RemoteKey add_region(const Region&) { return {}; }
+  AtomicsAbility ability() const { return AtomicsAbility::kUnable; }
   void open(Epoch&) {}
   size_t connect() { return 0; }
   std::string unreachable() const { return ""; }

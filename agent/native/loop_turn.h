@@ -146,6 +146,7 @@ bool Loop<Remote>::handle_request() {
   try {
     if (request->kind == Request::Kind::kAddRegion) {
       request->key = remote_.add_region(*request->region);
+      proxy_.ability_.store(remote_.ability(), std::memory_order_relaxed);  // so does this
       proxy_.address_ = remote_.address();  // a striped one names what is registered
     }
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);

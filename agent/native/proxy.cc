@@ -122,7 +122,7 @@ void Proxy::serve(const Network& network) {
     address_ = remote.address();
   }
   mailbox_ = remote.mailbox();
-  applies_atomics_ = remote.applies_atomics();
+  ability_.store(remote.ability(), std::memory_order_relaxed);
   Loop<Remote> loop(*this, remote);
   started();
   loop.run();

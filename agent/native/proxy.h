@@ -28,9 +28,10 @@ struct ProxySettings {
   IdleMode idle = IdleMode::kAdaptive;
   Limits limits;
   AtomicsWish atomics = AtomicsWish::kAuto;
-  const Fabric* fabric = nullptr;  // nullptr: same node only, but for `ports`
-  std::vector<VerbsPort> ports;    // proxy i uses the one at i modulo their number, or
-  uint32_t stripes = 1;            // stripes over up to so many of them, where above 1,
+  uint64_t connections = DeviceLimits::kNone;  // that there is room for
+  const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
+  std::vector<VerbsPort> ports;                // proxy i uses the one at i modulo their number, or
+  uint32_t stripes = 1;                        // stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
   const char* network() const {
     if (!ports.empty()) return "verbs";
@@ -88,7 +89,8 @@ class Proxy {
   int cpu() const { return cpu_.load(std::memory_order_relaxed); }
   std::vector<std::byte> address() const;
   RemoteKey mailbox() const { return mailbox_; }
-  bool applies_atomics() const { return applies_atomics_; }
+  // As far as regions are registered now; ordered by the requests that register them.
+  AtomicsAbility ability() const { return ability_.load(std::memory_order_relaxed); }
   const ProxyCount& count() const { return count_; }
   const std::vector<DestinationCount>& destinations() const { return destinations_; }
 
@@ -116,7 +118,7 @@ class Proxy {
   FileDescriptor wake_fd_;
 
   RemoteKey mailbox_;
-  bool applies_atomics_ = false;
+  std::atomic<AtomicsAbility> ability_{AtomicsAbility::kUnable};
   ProxyCount count_;
   std::vector<DestinationCount> destinations_;  // by rank
 

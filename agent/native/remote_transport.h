@@ -32,9 +32,9 @@ class RemoteTransport {
                   const Limits& limits, ProxyCount& count);
 
   // Whether this endpoint's NIC can apply ATOMICs, and whether NICs apply this epoch's.
-  bool applies_atomics() const {
-    if constexpr (HardwareAtomics<E>) return endpoint_.applies_atomics();
-    return false;
+  AtomicsAbility ability() const {
+    if constexpr (HardwareAtomics<E>) return endpoint_.ability();
+    return AtomicsAbility::kUnable;
   }
   bool by_nic() const {
     if constexpr (HardwareAtomics<E>) return by_nic_;

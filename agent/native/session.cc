@@ -22,16 +22,17 @@ bool wait_until(uint64_t timeout_ns, Done&& done) {
 
 uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); }
 
-AtomicsAbility ability_of(const ProxySettings& settings,
-                          std::span<const std::unique_ptr<Proxy>> proxies) {
-  if (settings.ports.empty()) return AtomicsAbility::kNoVerbs;
-  if (settings.stripes > 1 && settings.ports.size() > 1) return AtomicsAbility::kSeveralNics;
-  for (const auto& proxy : proxies) {
-    const VerbsPort& port = settings.ports[proxy->index() % settings.ports.size()];
-    if (port.device != settings.ports.front().device) return AtomicsAbility::kSeveralNics;
-    if (!proxy->applies_atomics()) return AtomicsAbility::kUnable;
+// Before any memory is registered: whether one NIC reaches a rank with so many proxies.
+AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
+  AtomicsOffer out{settings.atomics, AtomicsAbility::kAble, settings.connections};
+  if (settings.ports.empty()) out.ability = AtomicsAbility::kNoVerbs;
+  const bool striped = settings.stripes > 1;
+  const size_t used = striped ? settings.ports.size() : std::min(settings.ports.size(), proxies);
+  for (size_t i = 1; i < used; ++i) {
+    if (striped || settings.ports[i].device != settings.ports.front().device)
+      out.ability = AtomicsAbility::kSeveralNics;
   }
-  return AtomicsAbility::kAble;
+  return out;
 }
 
 }  // namespace
@@ -40,6 +41,7 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
       network_(proxies.network()),
+      atomics_(offer_of(proxies, settings.cpus.size())),
       segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],
                           [&] { return Segments(settings.shape); })),
       keys_(settings.cpus.size()),
@@ -58,7 +60,6 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     proxies_.push_back(
         std::make_unique<Proxy>(i, count, settings.cpus[i], proxies, segments_, regions_, rings_));
   }
-  atomics_ = {proxies.atomics, ability_of(proxies, proxies_)};
 }
 
 Session::~Session() { ask_stop(); }
@@ -133,6 +134,9 @@ SessionBlob Session::describe() const {
   blob.rings = shape().rings;
   blob.signals = shape().signals;
   blob.atomics = atomics_;
+  for (const auto& proxy : proxies_) {
+    if (blob.atomics.ability == AtomicsAbility::kAble) blob.atomics.ability = proxy->ability();
+  }
   for (const Region& region : regions_) blob.regions.push_back(region.extent);
   for (const auto& proxy : proxies_) {
     blob.proxies.push_back({proxy->address(), proxy->mailbox(), keys_[proxy->index()]});

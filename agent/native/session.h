@@ -84,7 +84,7 @@ class Session {
   const uint64_t group_;
   const uint64_t quota_bytes_;
   const char* const network_;
-  AtomicsOffer atomics_;
+  const AtomicsOffer atomics_;  // but for what its devices can do
   Segments segments_;
   std::vector<Region> regions_;  // never reallocates: proxies point into it
   std::vector<std::unique_ptr<Ring>> rings_;

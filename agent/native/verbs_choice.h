@@ -38,6 +38,7 @@ enum class MemoryKind : uint8_t {
 struct MemoryAbility {
   bool dma_buf = false;  // libibverbs has the call; whether the kernel's driver has shows the call
   bool on_demand = false;  // for writes and reads of a reliable connection
+  bool atomics_on_demand = false;
 };
 
 // On-demand paging only where pages may not be held: each first use of a page costs the NIC a

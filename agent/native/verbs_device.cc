@@ -55,6 +55,7 @@ MemoryAbility ability_of(ibv_context* context) {
     const uint32_t rc = more.odp_caps.per_transport_caps.rc_odp_caps;
     out.on_demand =
         (more.odp_caps.general_caps & IBV_ODP_SUPPORT) != 0 && (rc & kOnDemand) == kOnDemand;
+    out.atomics_on_demand = out.on_demand && (rc & IBV_ODP_SUPPORT_ATOMIC) != 0;
   }
   return out;
 }
@@ -108,15 +109,18 @@ std::optional<uint32_t> VerbsDevice::index_of_gid() const {
   return entry == nullptr ? std::nullopt : std::optional(entry->gid_index);
 }
 
-int VerbsDevice::access() const {
-  return kAccess | (applies_atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+int VerbsDevice::access(bool paged) const {
+  const bool atomics = applies_atomics() && (!paged || memory_.atomics_on_demand);
+  return kAccess | (atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0) | (paged ? IBV_ACCESS_ON_DEMAND : 0);
 }
 
 MemoryRegion VerbsDevice::register_memory(void* data, uint64_t bytes) {
   MemoryRegion out(ibverbs().register_mr(domain(), data, bytes, access()));
   const bool pages = !out && errno == ENOMEM;
-  if (pages && choose_memory(false, false, memory_) == MemoryKind::kOnDemand)
-    out.reset(ibverbs().register_mr(domain(), data, bytes, access() | IBV_ACCESS_ON_DEMAND));
+  if (pages && choose_memory(false, false, memory_) == MemoryKind::kOnDemand) {
+    out.reset(ibverbs().register_mr(domain(), data, bytes, access(true)));
+    paged_ = paged_ || out != nullptr;
+  }
   if (!out) {
     throw system_error("registering " + std::to_string(bytes) + " bytes with " + name() +
                        " failed" + (pages ? " (raise the limit of locked memory, ulimit -l)" : ""));

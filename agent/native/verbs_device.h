@@ -51,6 +51,11 @@ class VerbsDevice {
   bool applies_atomics() const {
     return attributes_.atomic_cap == IBV_ATOMIC_HCA || attributes_.atomic_cap == IBV_ATOMIC_GLOB;
   }
+  // To all memory that was registered, and from there.
+  AtomicsAbility ability() const {
+    if (!applies_atomics()) return AtomicsAbility::kUnable;
+    return paged_ && !memory_.atomics_on_demand ? AtomicsAbility::kPaged : AtomicsAbility::kAble;
+  }
   const ibv_port_attr& port() const { return port_; }
   const Quirk& quirk() const { return quirk_; }
   const QueueSizes& sizes() const { return sizes_; }
@@ -66,7 +71,7 @@ class VerbsDevice {
  private:
   std::optional<uint32_t> index_of_gid() const;
   std::optional<Trouble> trouble_of(const ibv_async_event& event) const;
-  int access() const;
+  int access(bool paged = false) const;
 
   const VerbsPort wanted_;
   DeviceContext context_;
@@ -75,6 +80,7 @@ class VerbsDevice {
   Quirk quirk_{};
   QueueSizes sizes_{};
   MemoryAbility memory_;
+  bool paged_ = false;  // some of it is paged on demand
   Gid gid_{};
   uint32_t gid_index_ = 0;
   ProtectionDomain domain_;

@@ -47,7 +47,7 @@ class VerbsEndpoint {
   ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
     return post(peer, {&piece, 1}, IBV_WR_RDMA_READ, 0, context);
   }
-  bool applies_atomics() const { return device_.applies_atomics(); }
+  AtomicsAbility ability() const { return device_.ability(); }
   ssize_t fetch_add(PeerIndex peer, const Piece& word, uint64_t operand, void* context) {
     return post_atomic(peer, word, IBV_WR_ATOMIC_FETCH_AND_ADD, operand, 0, context);
   }

@@ -49,9 +49,7 @@ class Side {
         ring_(0, session_->segments().slots(0), session_->segments().counters(0),
               session_->segments().results(0), kShape.depth),
         transport_(network, 0, session_->shape(), 1, Limits{}, count_) {
-    const AtomicsAbility ability =
-        transport_.applies_atomics() ? AtomicsAbility::kAble : AtomicsAbility::kNoVerbs;
-    SessionBlob own{rank, 2, 1, 1, session_->extents(), {}, {wish, ability}};
+    SessionBlob own{rank, 2, 1, 1, session_->extents(), {}, {wish, transport_.ability()}};
     own.proxies.push_back({transport_.address(),
                            transport_.mailbox(),
                            {transport_.add_region(session_->regions()[0])}});

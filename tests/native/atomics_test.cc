@@ -25,8 +25,9 @@ constexpr AtomicsOffer kTcp{AtomicsWish::kAuto, AtomicsAbility::kNoVerbs};
 constexpr AtomicsOffer kWants{AtomicsWish::kHardware, AtomicsAbility::kAble};
 
 std::string chosen(std::vector<AtomicsOffer> offers, bool one_node = false) {
+  const std::vector<uint64_t> needs(offers.size(), 100);
   try {
-    return choose_atomics(offers, one_node).text();
+    return choose_atomics(offers, needs, one_node).text();
   } catch (const NativeError& error) {
     return std::string("refused: ") + error.what();
   }
@@ -59,6 +60,16 @@ TEST_CASE("NICs apply atomics only where one reaches each rank") {
         "emulated: rank 0 is reached by several NICs, and one's atomic is none against another's");
   CHECK(chosen({kAble, {AtomicsWish::kEmulated, AtomicsAbility::kAble}}) ==
         "emulated: spec.atomics says so");
+}
+
+TEST_CASE("NICs whose connections would not reach for atomics too do not apply them") {
+  const std::string few =
+      "the ranks on rank 1's node would need 100 connections, since atomics go through the NIC to "
+      "ranks of their own node too, and there is room for 99";
+  CHECK(chosen({kAble, {AtomicsWish::kAuto, AtomicsAbility::kAble, 99}}) == "emulated: " + few);
+  CHECK(chosen({kAble, {AtomicsWish::kAuto, AtomicsAbility::kAble, 100}}).starts_with("hardware"));
+  CHECK(chosen({kWants, {AtomicsWish::kHardware, AtomicsAbility::kAble, 99}})
+            .starts_with("refused: spec.atomics is hardware, but " + few));
 }
 
 TEST_CASE("atomics by hardware are refused, not emulated, where they cannot be") {

@@ -20,7 +20,7 @@ SessionBlob sample() {
                    16,
                    {{0, 4096}, {65536, 131072}},
                    {},
-                   {AtomicsWish::kHardware, AtomicsAbility::kUnable}};
+                   {AtomicsWish::kHardware, AtomicsAbility::kPaged, 5000}};
   for (uint64_t i = 0; i < 2; ++i) {
     blob.proxies.push_back({{std::byte{2}, std::byte{0}}, {11 + i, 22}, {{33, 44}, {55, 66 + i}}});
   }
@@ -37,7 +37,8 @@ TEST_CASE("a description survives the journey") {
   CHECK(back.proxies[1].regions[1].base == 67);
   CHECK(back.proxies[0].address.size() == 2);
   CHECK(back.atomics.wish == AtomicsWish::kHardware);
-  CHECK(back.atomics.ability == AtomicsAbility::kUnable);
+  CHECK(back.atomics.ability == AtomicsAbility::kPaged);
+  CHECK(back.atomics.connections == 5000);
 }
 
 TEST_CASE("every cut and every extra byte is an error") {

@@ -98,9 +98,34 @@ TEST_CASE("atomics by NIC are one chain, and behind their ring's writes") {
   RcNetwork network(seed(), {});
   Group group(shape_of({{0, 1}, {2, 3}}, 3), seed(), network);
   for (const auto& epoch : group.epochs) CHECK(epoch->atomics().by_nic);
+  for (const Session* session : group.sessions()) {  // asked again once it has a region
+    for (const auto& proxy : session->proxies()) CHECK(proxy->ability() == AtomicsAbility::kAble);
+  }
   std::vector<RankPod> pods = pods_of(group);
   check_atomics(pods, 300, [&] { group.turn(); });
   CHECK(group.failure() == "");
+}
+
+TEST_CASE("a group whose connections for atomics by NIC do not fit has them emulated everywhere") {
+  for (const uint64_t room : {5, 6}) {  // node 0 needs 2 to rank 2, and 4 among its own ranks
+    HandShape shape = shape_of({{0, 1}, {2}}, 1);
+    shape.proxies = 1;
+    shape.atomics = {AtomicsWish::kAuto, AtomicsAbility::kAble, room};
+    RcNetwork network(seed(), {});
+    Group group(shape, seed(), network);
+    for (const auto& epoch : group.epochs) CHECK(epoch->atomics().by_nic == (room == 6));
+  }
+}
+
+TEST_CASE("a rank whose NIC reaches it no more is not said to have lost itself") {
+  RcNetwork network(seed(), {});
+  HandShape shape = shape_of({{0}, {1}}, 1);
+  shape.proxies = 1;
+  Group group(shape, seed(), network);
+  network.kill(0, 0);
+  for (int i = 0; i < 200'000 && group.failure().empty(); ++i) group.turn();
+  const std::string failure = group.failure();
+  CHECK(failure.find("rank 0 cannot reach its own memory through its NIC: it was killed") == 0);
 }
 
 TEST_CASE(
@@ -120,14 +145,3 @@ TEST_CASE(
   std::printf("nic_atomics_test: %llu breaks, %llu atomics answered before\n",
               static_cast<unsigned long long>(breaks), static_cast<unsigned long long>(answered));
 }
-TEST_CASE("a rank whose NIC reaches it no more is not said to have lost itself") {
-  RcNetwork network(seed(), {});
-  HandShape shape = shape_of({{0}, {1}}, 1);
-  shape.proxies = 1;
-  Group group(shape, seed(), network);
-  network.kill(0, 0);
-  for (int i = 0; i < 200'000 && group.failure().empty(); ++i) group.turn();
-  const std::string failure = group.failure();
-  CHECK(failure.find("rank 0 cannot reach its own memory through its NIC: it was killed") == 0);
-}
-

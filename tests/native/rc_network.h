@@ -69,7 +69,7 @@ class RcEndpoint {
   ssize_t write_through(PeerIndex peer, const Piece& piece, void* context) {
     return post(peer, {&piece, 1}, nullptr, context);
   }
-  bool applies_atomics() const { return true; }
+  agent::AtomicsAbility ability() const { return agent::AtomicsAbility::kAble; }
   ssize_t fetch_add(PeerIndex peer, const Piece& word, uint64_t operand, void* context) {
     return post(peer, {&word, 1}, nullptr, context, Change{false, operand, 0, 0});
   }
