@@ -37,6 +37,9 @@ class NoRemote {
   template <class Lose>
   void watch(Lose&&) {}
   int wait_fd() { return kNoWaitFd; }
+  static constexpr bool kDeliveredIsTaken = true;
+  static constexpr bool kComesUnasked = false;
+  uint64_t most_waiting() const { return 0; }
   uint64_t inflight() const { return 0; }
 };
 static_assert(Transport<NoRemote>);
@@ -76,19 +79,21 @@ class Loop {
 
   bool step_barrier(Delegate& delegate);
   bool settled();
+  void begin_settling();
+  void note_waiting();
   bool session_quiet() const;
   void note_undelivered();
   const char* take_record(Link& link, const ControlRecord& record);
   const char* take_order(Link& link, const ControlRecord& record);
   const char* take_answer(const Link& link, const ControlRecord& record);
   void take_changes();
+  std::string lost_text(int rank, const std::string& text) const;
   void lose(uint32_t rank, const std::string& text);
   void report_lost(uint32_t rank, const std::string& text);
   void fail(int rank, const std::string& text);
   void barrier_timed_out(const Delegate& delegate, bool rail);
   void record_barrier();
   void look_at_pod();
-  std::string lost_text(int rank, const std::string& text) const;
   void beat();
   bool active() const;
 
@@ -105,6 +110,7 @@ class Loop {
   SessionView view_;
   uint64_t now_ns_ = 0;
   uint64_t turn_bytes_ = 0;
+  uint64_t handled_ = 0;  // completions
   uint64_t beat_ns_ = 0;
   uint64_t heartbeat_ = 1;
   uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen
@@ -125,7 +131,11 @@ class Loop {
   std::unique_ptr<Delegate> rail_;
   bool left_last_ = false;  // the barrier before `barriers_`, as the last one of the node
   uint64_t left_ns_ = 0;
-  std::vector<std::pair<const Proxy*, uint64_t>> unsettled_;
+  struct Unsettled {
+    const Proxy* proxy;
+    uint64_t mark, handled;  // settled when it has come to one of these
+  };
+  std::vector<Unsettled> unsettled_;
   bool settling_ = false;
 };
 

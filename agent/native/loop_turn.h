@@ -68,23 +68,22 @@ bool Loop<Remote>::work(uint64_t now_ns) {
   worked = completions > 0 || worked;
   note_undelivered();
   for (Ring* ring : order_) worked = ring->retire() || worked;
-  if (completions == 0) {
-    proxy_.settle_.store((mark | 1) + 1,
-                         std::memory_order_release);  // partner: settled() of a delegate
-  }
+  // Partner of both: settled() of a delegate.
+  if (completions == 0) proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);
+  if (completions != 0) proxy_.handled_.store(handled_ += completions, std::memory_order_release);
   if (now_ns_ - beat_ns_ > 10'000'000) beat();
   return worked;
 }
 
 // False when there is something to poll first. Asking for the descriptor may move messages, so that
-// a completion may be waiting until it says that none is.
+// a completion may be waiting until it says that none is; partner: settled() of a delegate.
 template <class Remote>
 bool Loop<Remote>::block(uint64_t at_most_ns) {
-  const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed) | 1;
-  proxy_.settle_.store(mark, std::memory_order_release);  // partner: settled() of a delegate
+  const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed);
+  if (!Remote::kComesUnasked) proxy_.settle_.store(mark | 1, std::memory_order_release);
   const int fd = remote_.wait_fd();
   if (fd == kPollFirst) return false;
-  proxy_.settle_.store(mark + 1, std::memory_order_release);
+  if (!Remote::kComesUnasked) proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);
   proxy_.block(at_most_ns, fd);
   return true;
 }
@@ -146,8 +145,8 @@ bool Loop<Remote>::handle_request() {
   try {
     if (request->kind == Request::Kind::kAddRegion) {
       request->key = remote_.add_region(*request->region);
-      proxy_.ability_.store(remote_.ability(), std::memory_order_relaxed);  // so does this
       proxy_.address_ = remote_.address();  // a striped one names what is registered
+      proxy_.ability_.store(remote_.ability(), std::memory_order_relaxed);  // so does this
     }
     if (request->kind == Request::Kind::kOpenEpoch) open(request->epoch);
   } catch (const std::exception& error) {  // NativeError, or no memory
@@ -177,6 +176,7 @@ void Loop<Remote>::open(const std::shared_ptr<Epoch>& epoch) {
   lost_.assign(epoch->world(), 0);
   masked_.assign(epoch->world(), 0);
   epoch_ = epoch;
+  note_waiting();
   unconnected_ = remote_.connect();
   proxy_.unconnected_.store(unconnected_, std::memory_order_release);
 }
@@ -216,22 +216,39 @@ bool Loop<Remote>::step_barrier(Delegate& delegate) {
 }
 
 // Whatever a peer's proxy saw acknowledged before its rank entered the barrier may still lie in the
-// queue of a proxy of this node: each of them has to come to the end of its queue once.
+// queue of a proxy of this node: each of them has to come to the end of its queue once, or, where
+// that never ends, has to handle as many completions as may lie in it.
 template <class Remote>
 bool Loop<Remote>::settled() {
-  if (epoch_->plan().nodes.size() == 1) return true;
-  if (!settling_) {
-    settling_ = true;
-    unsettled_.clear();
-    for (const Proxy* proxy : epoch_->proxies())
-      unsettled_.emplace_back(proxy, proxy->settle_mark());
-  }
-  std::erase_if(unsettled_, [](const auto& entry) {
-    return (entry.second & 1) == 0 || entry.first->settle_mark() != entry.second;
+  if (Remote::kDeliveredIsTaken || epoch_->plan().nodes.size() == 1) return true;
+  if (!settling_) begin_settling();
+  std::erase_if(unsettled_, [](const Unsettled& entry) {
+    return entry.proxy->settle_mark() >= entry.mark || entry.proxy->handled() >= entry.handled;
   });
-  if (!unsettled_.empty()) return false;
-  settling_ = false;
-  return true;
+  settling_ = !unsettled_.empty();
+  return !settling_;
+}
+
+template <class Remote>
+void Loop<Remote>::begin_settling() {
+  settling_ = true;
+  unsettled_.clear();
+  for (const Proxy* proxy : epoch_->proxies()) {
+    const uint64_t mark = proxy->settle_mark();
+    // The next even number is the end of a poll that may have begun already: that is enough where
+    // nothing comes but by a poll. The own next poll is still to come.
+    const bool anew = Remote::kComesUnasked && proxy != &proxy_;
+    unsettled_.push_back(
+        {proxy, (mark + (anew ? 3 : 1)) & ~uint64_t{1}, proxy->handled() + proxy->most_waiting()});
+    if (anew) proxy->wake();
+  }
+}
+
+template <class Remote>
+void Loop<Remote>::note_waiting() {
+  const uint64_t most = remote_.most_waiting();
+  proxy_.most_waiting_.store(most == 0 ? 0 : most + proxy_.settings_.drain_batch,
+                             std::memory_order_release);
 }
 
 // Ranks were masked or excluded.
@@ -244,6 +261,7 @@ void Loop<Remote>::take_changes() {
     masked_[rank] = state;
     remote_.abandon(rank);
   }
+  note_waiting();
   const bool masked = epoch_->masked(shape_.rank);
   for (Ring* ring : order_) {
     ring->abandon_answers(Refusal::kNone,

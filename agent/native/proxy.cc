@@ -82,7 +82,7 @@ void Proxy::main() {
   } catch (const std::exception& failed) {  // NativeError, or no memory
     error = failed.what();
   }
-  settle_.store((settle_.load(std::memory_order_relaxed) | 1) + 1, std::memory_order_release);
+  settle_.store(kSettledForEver, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   start_error_ = error;
   ended_ = true;
@@ -217,7 +217,7 @@ std::vector<std::byte> Proxy::address() const {
   return address_;
 }
 
-void Proxy::wake() {
+void Proxy::wake() const {
   if (!blocked_.load(std::memory_order_seq_cst) && !stop_.load(std::memory_order_relaxed) &&
       !asked_.load(std::memory_order_relaxed)) {
     return;

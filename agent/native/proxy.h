@@ -73,10 +73,13 @@ class Proxy {
   // Waits until the thread has begun a new turn, so that it has seen what was stored before the
   // call; after two it has also acted on it.
   bool pass(uint64_t timeout_ns, uint64_t turns = 1) const;
-  void wake();
+  void wake() const;
 
-  // Even: no completion is waiting to be handled. Grows with each turn that ends so.
+  // Odd from a turn's begin on, until one ends that found no completion.
   uint64_t settle_mark() const { return settle_.load(std::memory_order_acquire); }
+  // Completions that were handled, and how many may be waiting or in hand at once.
+  uint64_t handled() const { return handled_.load(std::memory_order_acquire); }
+  uint64_t most_waiting() const { return most_waiting_.load(std::memory_order_acquire); }
   // Links with writes that their peer has not acknowledged; ask_delivery() makes the thread ask.
   uint64_t undelivered() const { return undelivered_.load(std::memory_order_acquire); }
   void ask_delivery() { deliver_.store(true, std::memory_order_relaxed); }
@@ -97,6 +100,8 @@ class Proxy {
  private:
   template <class Remote>
   friend class Loop;
+
+  static constexpr uint64_t kSettledForEver = ~uint64_t{1};  // even, and beyond every mark
 
   void main();
   void serve_remote();
@@ -125,6 +130,8 @@ class Proxy {
   std::atomic<bool> stop_{false};
   std::atomic<bool> blocked_{false};
   std::atomic<uint64_t> settle_{0};
+  std::atomic<uint64_t> handled_{0};
+  std::atomic<uint64_t> most_waiting_{0};
   std::atomic<uint64_t> turns_{0};
   std::atomic<uint64_t> undelivered_{0};
   std::atomic<bool> deliver_{false};

@@ -82,6 +82,12 @@ class RemoteTransport {
   void stop_trying();
 
   int wait_fd() { return endpoint_.wait_fd(); }
+  // What a peer knows to be delivered was taken here, and is published.
+  static constexpr bool kDeliveredIsTaken = Unordered<E>;
+  // Hardware puts completions into the queue at any time; else only a poll does.
+  static constexpr bool kComesUnasked = Mending<E>;
+  // Completions that may lie in the queue at once: records that were not taken, own operations.
+  uint64_t most_waiting() const { return mailboxed_ * kMailboxSlots + operations_.size(); }
   uint64_t inflight() const { return operations_.size() - free_.size() - abandoned_; }
   RecordView view_of(const Link& link) const;
 

@@ -80,6 +80,11 @@ class HandGroup {
     const uint64_t now_ns = pass_time(100 + random_() % 1000);
     units_[random_() % units_.size()]->loop.work(now_ns);
   }
+  // The same, but never of this one.
+  void turn_but(uint32_t rank, uint32_t proxy) {
+    Unit* unit = units_[random_() % units_.size()].get();
+    if (unit != by_rank_[rank][proxy]) unit->loop.work(pass_time(100 + random_() % 1000));
+  }
   // One turn of each, all at the same time.
   void turn_all() {
     for (const auto& unit : units_) unit->loop.work(now_ns_);
@@ -166,11 +171,11 @@ class HandGroup {
   }
 
   template <class Done>
-  static void wait(Done&& done) {
+  void wait(Done&& done) const {
     const uint64_t begin = platform::clock_ns();
     while (!done()) {
       if (platform::clock_ns() - begin > kGroupLimitNs)
-        throw NativeError("the group does not connect");
+        throw NativeError("the group does not connect: " + failure());
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }

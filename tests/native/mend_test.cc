@@ -271,3 +271,46 @@ TEST_CASE("a connection that is killed while it is made anew loses its rank, and
     CHECK(group.events.take().empty());
   }
 }
+
+// Its ring's proxy is another one than that which serves the barrier, and has no turn meanwhile.
+TEST_CASE("a BARRIER waits for a signal in a queue that was empty when its proxy last looked") {
+  HandShape shape;
+  shape.nodes = {{0, 1}, {2}};
+  shape.proxies = 2;
+  shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
+  RcNetwork network(seed(), calm_rules());
+  Group group(shape, seed(), network);
+  OrderChecker::Rules pushed;
+  pushed.barrier_per_mille = 1000;
+  OrderChecker checker(group.sessions(), seed(), pushed);
+  REQUIRE(pass(group, checker, 1000) == "");
+  checker.push_write(2, 1, 1, false, 100);
+  checker.push();
+  checker.finish_barriers();
+  for (int i = 0; i < 20'000 && checker.fault().empty(); ++i) {
+    group.turn_but(1, 1);
+    checker.look();
+  }
+  CHECK(checker.fault() == "");
+  CHECK_FALSE(checker.barriers_even());
+  CHECK(end_all(group, checker, kCourse) == "");
+}
+
+TEST_CASE("a completion queue that is never empty keeps no barrier from its end") {
+  HandShape shape;
+  shape.nodes = {{0, 1}, {2}};
+  shape.proxies = 2;
+  shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
+  RcNetwork network(seed(), calm_rules());
+  network.rules.busy = true;
+  Group group(shape, seed(), network);
+  OrderChecker::Rules pushed;
+  pushed.barrier_per_mille = 100;
+  OrderChecker checker(group.sessions(), seed(), pushed);
+  const Course soon{0, 400'000, 0};
+  REQUIRE(turn_until(group, checker, soon, [&] {
+            checker.push();
+            return checker.barriers() > 0;
+          }) == "");
+  CHECK(end_all(group, checker, soon) == "");
+}

@@ -2,8 +2,8 @@
 // Pods are played here: they push random commands, use a source again as soon as `completed` allows
 // it and a destination as soon as something said that the write is there. What is watched: a signal
 // word has a value that its writer gave it, only grows, and implies every payload byte before it in
-// its order domain; a completed DRAIN implies all earlier writes of its ring, a BARRIER those of
-// all rings of all ranks; everything completes.
+// its order domain; a completed DRAIN implies all earlier writes of its ring, a BARRIER those and
+// the signals of all rings of all ranks; everything completes.
 #pragma once
 
 #include <epfabric/command.h>
@@ -222,6 +222,7 @@ class OrderChecker {
     const uint64_t* completed;
     std::deque<Entry> entries;  // not completed
   };
+  using Covered = std::pair<uint64_t, std::array<uint64_t, kWords>>;  // writes, words; as pushed
   struct Pod {
     std::vector<RingModel> rings;
     uint64_t barriers = 0;
@@ -267,12 +268,9 @@ class OrderChecker {
     pod.in_barrier = true;
     pod.barriers += 1;
     barriers_begun_ = std::max(barriers_begun_, pod.barriers);
-    std::vector<uint64_t>& covered = covered_[pod.barriers];
-    covered.resize(domains_.size());
-    for (uint32_t ring = 0; ring < rings_; ++ring) {
-      for (uint32_t to = 0; to < world_; ++to)
-        covered[(size_t{rank} * rings_ + ring) * world_ + to] = domain(rank, ring, to).writes;
-    }
+    auto& covered = covered_.try_emplace(pod.barriers, domains_.size()).first->second;
+    for (uint32_t i = rank * rings_ * world_; i < (rank + 1) * rings_ * world_; ++i)
+      covered[i] = {domains_[i].writes, domains_[i].pushed};
   }
 
   bool completed(uint32_t rank, uint32_t ring, const OrderDomain& flow, uint64_t number) const {
@@ -374,11 +372,15 @@ class OrderChecker {
       if (!other.forgotten && other.barriers < pod.barriers)
         return wrong("a rank left a barrier before all entered");
     }
-    const auto& covered = covered_[pod.barriers];
     for (uint32_t from = 0; from < world_; ++from) {
       for (uint32_t ring = 0; ring < rings_; ++ring) {
-        require(from, ring, rank, covered[(size_t{from} * rings_ + ring) * world_ + rank],
-                "a BARRIER completed");
+        const auto& [writes, words] =
+            covered_[pod.barriers][(size_t{from} * rings_ + ring) * world_ + rank];
+        require(from, ring, rank, writes, "a BARRIER completed");
+        for (uint32_t word = 0; word < kWords && !pods_[from].forgotten; ++word) {
+          if (*sessions_[rank]->segments().signal(from, ring, word) < words[word])
+            wrong("a BARRIER completed before a signal of before it");
+        }
       }
     }
   }
@@ -389,8 +391,7 @@ class OrderChecker {
   uint32_t world_ = 0, rings_ = 0;
   std::vector<OrderDomain> domains_;
   std::vector<Pod> pods_;
-  // By barrier: what each domain had pushed when its rank entered.
-  std::map<uint64_t, std::vector<uint64_t>> covered_;
+  std::map<uint64_t, std::vector<Covered>> covered_;  // by barrier, then as domains_
   uint64_t barriers_begun_ = 0;
   uint64_t commands_ = 0;
   std::string fault_;
