@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
+#include "contract_course.h"
 #include "hammer.h"
-#include "hand_group.h"
 #include "rc_network.h"
 
 using namespace epfabric;
@@ -92,6 +92,80 @@ Outcome broken(uint64_t seed) {
   return out;
 }
 
+// Masks and excludes the ranks that the group says are lost, and any of `more`; which they are.
+std::vector<uint32_t> mask_lost(Group& group, std::vector<uint32_t> more) {
+  for (const Event& event : group.events.take()) {
+    if (event.kind == "lost") more.insert(more.end(), event.ranks.begin(), event.ranks.end());
+  }
+  std::sort(more.begin(), more.end());
+  more.erase(std::unique(more.begin(), more.end()), more.end());
+  if (more.empty()) return more;
+  for (const auto& epoch : group.epochs) epoch->mask(more);
+  for (const auto& epoch : group.epochs) epoch->exclude(more);
+  return more;
+}
+
+// Rings that wait for an answer.
+int64_t asking(const Group& group) {
+  int64_t out = 0;
+  for (const Session* session : group.sessions())
+    out += std::count_if(session->rings().begin(), session->rings().end(),
+                         [](const auto& ring) { return ring->awaits_answers(); });
+  return out;
+}
+
+// Eight ranks have ATOMICs for one of them under way when its connections break, and it is masked.
+void lose_an_owner(AtomicsWish wish, uint64_t one) {
+  std::minstd_rand random(static_cast<uint32_t>(one));
+  HandShape shape = shape_of({{0, 1}, {2, 3}, {4, 5}, {6, 7}}, 2);
+  shape.depth = 64;
+  shape.proxies = 1;  // so that ranks and endpoints have the same numbers
+  shape.signals = kWords;
+  shape.mask = true;
+  shape.atomics.wish = wish;
+  shape.region_bytes = OrderChecker::region_bytes(8, shape.rings);
+  RcRules calm;
+  calm.refuse_one_in = calm.miss_one_in = calm.give_up_one_in = 0;
+  RcNetwork network(random(), calm);
+  Group group(shape, random(), network);
+  const bool by_nic = wish == AtomicsWish::kHardware;
+  REQUIRE(group.epochs[0]->atomics().by_nic == by_nic);
+  OrderChecker::Rules pushed;
+  pushed.add_percent = 30;
+  pushed.barrier_per_mille = 20;
+  OrderChecker checker(group.sessions(), random(), pushed);
+  const Course course{0, 4'000'000, 20'000};
+  const auto owner = static_cast<uint32_t>(1 + random() % 7);
+  checker.forget(owner);
+  for (uint32_t rank = 0; rank < 8; ++rank) {
+    for (uint32_t ring = 0; rank != owner && ring < 2; ++ring) {
+      checker.push_write(rank, ring, owner, false, 50);
+      checker.push_atomic(rank, ring, owner, ring == 1);
+    }
+  }
+  network.rules.unanswered = true;
+  const int64_t wanted = by_nic ? 1 + static_cast<int64_t>(random() % 14) : 1;
+  REQUIRE(turn_until(group, checker, course, [&] { return asking(group) >= wanted; }) == "");
+  network.break_all(owner);
+  network.rules.unanswered = false;
+  std::vector<uint32_t> lost;
+  uint64_t patience = random() % 3000;  // by agents nobody is lost, unless something else says so
+  REQUIRE(turn_until(group, checker, course, [&] {
+            const bool now = !by_nic && patience-- == 0;
+            lost = mask_lost(group, now ? std::vector{owner} : std::vector<uint32_t>{});
+            return !lost.empty();
+          }) == "");
+  CHECK(lost == std::vector{owner});
+  const uint64_t more = network.posted() + 300;
+  REQUIRE(turn_until(group, checker, course, [&] {
+            checker.push();
+            return network.posted() >= more && checker.barriers() > 0;
+          }) == "");
+  CHECK(end_all(group, checker, course) == "");
+  CHECK(asking(group) == 0);
+  CHECK(mask_lost(group, {owner}) == std::vector{owner});  // nobody said it of another rank
+}
+
 }  // namespace
 
 TEST_CASE("atomics by NIC are one chain, and behind their ring's writes") {
@@ -144,4 +218,14 @@ TEST_CASE(
   CHECK(answered > 0);
   std::printf("nic_atomics_test: %llu breaks, %llu atomics answered before\n",
               static_cast<unsigned long long>(breaks), static_cast<unsigned long long>(answered));
+}
+
+TEST_CASE(
+    "whose ATOMIC is under way to a rank that is masked is not kept waiting, nor the others") {
+  for (const AtomicsWish wish : {AtomicsWish::kHardware, AtomicsWish::kEmulated}) {
+    for (uint64_t one = seed(); one < seed() + 10; ++one) {
+      INFO("EPFABRIC_SEED=" << one);
+      lose_an_owner(wish, one);
+    }
+  }
 }

@@ -355,10 +355,10 @@ void RcNetwork::step() {
   }
 }
 
-void RcNetwork::break_all() {
-  for (RcEndpoint* endpoint : endpoints_) {
-    for (RcEndpoint::End& end : endpoint->ends_) endpoint->fail(end);
-  }
+void RcNetwork::break_all(size_t of) {
+  for (RcEndpoint* endpoint : endpoints_)
+    for (RcEndpoint::End& end : endpoint->ends_)
+      if (of == kEach || endpoint->name_ == of || end.peer == of) endpoint->fail(end);
 }
 
 void RcNetwork::kill(size_t from, size_t to) {

@@ -33,7 +33,8 @@ class RcNetwork {
   uint64_t posted() const { return posted_; }
   uint64_t breaks() const { return breaks_; }
   uint64_t done_unanswered() const { return done_unanswered_; }  // writes whose answer was lost
-  inline void break_all();                                       // every connection, at both ends
+  static constexpr size_t kEach = ~size_t{0};
+  inline void break_all(size_t of = kEach);  // every connection, of this endpoint, at both ends
   inline bool all_met() const;
   inline uint64_t under_way() const;
   inline uint64_t done() const;  // of these, at the peer
