@@ -1,6 +1,7 @@
 // Fuzz: one proxy's loop and transport, as agents run them, against peers and a pod that say
 // anything: records, immediates, commands, failing posts, time that passes. No signal word goes
-// back or is changed by another rank's agent, and a masked rank's rings come to rest.
+// back or is changed by another rank's agent, nobody answers an ATOMIC that another agent was sent,
+// and a masked rank's rings come to rest.
 // Input: how the group is, then events.
 #include <sys/mman.h>
 
@@ -89,6 +90,7 @@ struct Site {
 };
 
 using Words = std::array<uint64_t, size_t{kWorld} * kRings * kSignals>;
+using Answers = std::array<uint64_t, size_t{kRings} * kDepth>;
 
 // One execution.
 template <class E>
@@ -122,6 +124,7 @@ class Play {
     std::array<bool, kWorld + 1> spoke{true};  // the own rank; the others while that is queued
     while (input.left() != 0) {
       const Words before = words();
+      const Answers unanswered = answers();
       if (endpoint_.quiet()) spoke = {true};
       spoke[event(input)] = true;
       loop_.work(now_ns_);
@@ -130,6 +133,11 @@ class Play {
         require(after[i] >= before[i], "no signal word goes back");
         require(after[i] == before[i] || spoke[i / (kRings * kSignals)],
                 "a rank's words are changed by its own agent only");
+      }
+      const Answers answered = answers();
+      for (uint32_t i = 0; i < answered.size(); ++i) {
+        require(answered[i] == unanswered[i] || spoke[asked_[i]],
+                "an ATOMIC is answered by the agent that it was sent to only");
       }
     }
     come_to_rest();
@@ -140,6 +148,13 @@ class Play {
   Words words() const {
     Words out;
     std::copy_n(word(0), out.size(), out.begin());
+    return out;
+  }
+  // By ring and place: which ATOMIC's old value is there.
+  Answers answers() const {
+    Answers out;
+    for (uint32_t i = 0; i < out.size(); ++i)
+      out[i] = site_.session->segments().results(i / kDepth)[i % kDepth].done;
     return out;
   }
   Slot* slots(uint32_t ring) { return const_cast<Slot*>(site_.session->segments().slots(ring)); }
@@ -181,6 +196,7 @@ class Play {
   void push(uint32_t ring, const Slot& slot) {
     if (heads_[ring] - site_.session->rings()[ring]->retired() >= kDepth) return;
     const uint64_t lap = lap_of(heads_[ring], kDepth);
+    asked_[ring * kDepth + heads_[ring] % kDepth] = std::min(rank_of(slot.lo), kWorld);
     slots(ring)[heads_[ring]++ & (kDepth - 1)] = {(slot.lo & ~kLapBit) | lap,
                                                   (slot.hi & ~kLapBit) | lap};
   }
@@ -241,6 +257,7 @@ class Play {
   std::shared_ptr<Epoch> epoch_;
   Loop<RemoteTransport<E>> loop_;
   std::array<uint64_t, kRings> heads_{};
+  std::array<uint32_t, size_t{kRings} * kDepth> asked_{};  // the rank of each command
   uint64_t now_ns_ = platform::clock_ns();
 };
 
@@ -258,7 +275,8 @@ void fuzz(Input& input) {
   play<HostileEndpoint>(how, input);
 }
 
-// Each kind of group: commands of the own rank, and what honest peers say to them.
+// Each kind of group: commands of the own rank, and what honest peers say to them; then one peer
+// answers an ATOMIC that the other one was sent.
 std::vector<std::vector<std::byte>> seeds() {
   std::vector<Slot> commands(6);
   const bool fit = pack_write({1, 0, 0, 4, 1, 1}, commands[0]) &&
@@ -271,10 +289,11 @@ std::vector<std::vector<std::byte>> seeds() {
   std::vector<std::vector<std::byte>> out;
   for (uint8_t how = 0; how < 16; ++how) {
     Output to;
-    const auto say = [&to](uint8_t link, RecordKind kind, uint64_t value, uint64_t extra) {
+    const auto say = [&to](uint8_t link, RecordKind kind, uint64_t value, uint64_t extra,
+                           uint8_t wrong = 0, uint16_t index = 1) {
       to.put(uint8_t{5});
       const auto said = static_cast<uint8_t>(static_cast<uint8_t>(kind) - 1);
-      to.put(Saying{link, 0, said, 1, 1, 0, 0, 0, value, extra});
+      to.put(Saying{link, wrong, said, 1, index, 0, 0, 0, value, extra});
     };
     to.put(how);
     for (const Slot& slot : commands) {
@@ -300,6 +319,15 @@ std::vector<std::vector<std::byte>> seeds() {
     to.put(uint8_t{4});
     to.put(uint16_t{600});
     say(1, RecordKind::kSignal, 2, 0);
+    out.push_back(to.bytes);
+    Output lie;
+    std::swap(to, lie);
+    to.put(how);
+    for (const Slot& slot : {commands[1], commands[2], commands[3]}) {
+      to.put(uint8_t{1});
+      to.put(slot);
+    }
+    say(1, RecordKind::kOld, 5, 0, kIndex, 2);
     out.push_back(to.bytes);
   }
   return out;
