@@ -145,7 +145,8 @@ def test_epoch_after_epoch_opens_where_rank_0_is_lost_while_the_others_leave() -
             wait_s = rng.uniform(0.0, 0.003)
             found = [pool.submit(one_epoch, agents, rank, wait_s) for rank in range(4)]
             said = [each.exception(2 * WAIT_S) or each.result() for each in found]
-            # Seldom a number is skipped: an epoch that formed was ended before all had come.
+            # One is skipped where the others join again before rank 0's session has ended here: its
+            # coordinator ends with it, and so does what had begun to form there (test_hub.py).
             assert len(set(said)) == 1, said
             assert isinstance(said[0], int), said
             assert said[0] > last, said
