@@ -89,6 +89,8 @@ class HandGroup {
   void turn_all() {
     for (const auto& unit : units_) unit->loop.work(now_ns_);
   }
+  // One of this rank's first proxy; no time passes.
+  void turn_of(size_t rank) { by_rank_[rank][0]->loop.work(now_ns_); }
   uint64_t pass_time(uint64_t ns) {
     now_ns_ += ns;
     network_.at(now_ns_);
