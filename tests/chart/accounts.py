@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chart.objects import NODES, SYSTEM, As, Object, container, node, pod
+from harness.process import wait_until
 
 A, B = "chart-node-a", "chart-node-b"
+KNOWN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -78,4 +80,5 @@ def bound(admin: As, name: str) -> As:
 def account(admin: As, name: str, *more: str) -> As:
     home = SYSTEM if name == "epfabric-operator" else NODES
     token = admin.run("create", "token", name, "-n", home, "--duration=1h", *more).strip()
+    wait_until(admin.cluster.objects(token).may_ask, KNOWN_S, f"the token of {name} is known")
     return As(admin.cluster, token)

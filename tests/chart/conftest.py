@@ -57,8 +57,7 @@ def namespaces(admin: As) -> Iterator[None]:
         admin.create(one)
     wait_for_accounts(admin, [one["metadata"]["name"] for one in made])
     yield
-    for one in made:
-        admin.run("delete", "namespace", one["metadata"]["name"], "--timeout=90s")
+    admin.run("delete", "namespace", PLAIN, TEAM, OTHER, "--timeout=90s")
 
 
 def wait_for_accounts(admin: As, names: list[str]) -> None:
@@ -143,6 +142,4 @@ def wait_until_effective(admin: As) -> None:
 
 def dry(who: As, made: Object) -> Object:
     """What the API server would store."""
-    text = who.run("create", "--dry-run=server", "-f", "-", "-o", "json", stdin=json.dumps(made))
-    found: Object = json.loads(text)
-    return found
+    return who.create(made, dry_run=True)

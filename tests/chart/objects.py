@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from harness.cluster import Cluster
+from harness.kubelet.api import ApiError
+from harness.objects import Objects
 
 SYSTEM = "epfabric-system"
 NODES = "epfabric-nodes"
@@ -32,40 +34,43 @@ class As:
             raise Refused(done.stderr.strip())
         return done.stdout
 
-    def create(self, made: Object, *, subresource: str = "") -> Object:
-        return self._send("create", made, subresource)
+    def create(self, made: Object, *, subresource: str = "", dry_run: bool = False) -> Object:
+        with refusals():
+            return self._objects.create(made, subresource=subresource, dry_run=dry_run)
 
     def replace(self, made: Object, *, subresource: str = "") -> Object:
-        return self._send("replace", made, subresource)
+        with refusals():
+            return self._objects.replace(made, subresource=subresource)
 
     def apply(self, made: Object, manager: str, *, subresource: str = "") -> Object:
         """Server-side apply."""
-        how = ["apply", "--server-side", "--force-conflicts", f"--field-manager={manager}"]
-        if subresource:
-            how.append(f"--subresource={subresource}")
-        return self._loaded(*how, "-f", "-", "-o", "json", stdin=json.dumps(made))
+        with refusals():
+            return self._objects.apply(made, manager, subresource=subresource)
 
-    def patch(self, kind: str, name: str, change: Object, *args: str) -> Object:
-        text = json.dumps(change)
-        return self._loaded("patch", kind, name, "--type=merge", "-p", text, *args, "-o", "json")
+    def patch(self, kind: str, name: str, change: Object, namespace: str = "") -> Object:
+        with refusals():
+            return self._objects.patch(kind, name, change, namespace)
 
     def get(self, kind: str, name: str, namespace: str = "") -> Object:
-        where = ("-n", namespace) if namespace else ()
-        return self._loaded("get", kind, name, *where, "-o", "json")
+        with refusals():
+            return self._objects.get(kind, name, namespace)
 
     def delete(self, kind: str, name: str, namespace: str = "") -> None:
-        where = ("-n", namespace) if namespace else ()
         # No kubelet runs here that would confirm a pod's end.
-        how = ("--force", "--grace-period=0") if kind == "pod" else ("--now",)
-        self.run("delete", kind, name, *where, *how, "--ignore-not-found", "--timeout=60s")
+        with refusals():
+            self._objects.delete(kind, name, namespace, grace_s=0 if kind == "pod" else 1)
 
-    def _send(self, verb: str, made: Object, subresource: str) -> Object:
-        how = [f"--subresource={subresource}"] if subresource else []
-        return self._loaded(verb, *how, "-f", "-", "-o", "json", stdin=json.dumps(made))
+    @property
+    def _objects(self) -> Objects:
+        return self.cluster.objects(self.token)
 
-    def _loaded(self, *args: str, stdin: str | None = None) -> Object:
-        found: Object = json.loads(self.run(*args, stdin=stdin))
-        return found
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        raise Refused(str(error)) from error
 
 
 def pod(

@@ -135,7 +135,7 @@ def test_an_agent_changes_nothing_of_a_groups_metadata_that_is_not_its_own(
             with pytest.raises(Refused, match=f"{says}|greater epoch"):
                 who.apply(state_metadata(metadata), "x")
         with pytest.raises(Refused, match=OF_NOBODY):
-            accounts.agent_a.patch("epgroups", GROUP, {"metadata": {"labels": None}}, "-n", TEAM)
+            accounts.agent_a.patch("epgroups", GROUP, {"metadata": {"labels": None}}, TEAM)
         after = installed.get("epgroups", GROUP, TEAM)["metadata"]
         for part in ("labels", "annotations", "finalizers", "ownerReferences"):
             assert after.get(part) == before.get(part), part

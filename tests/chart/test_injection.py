@@ -245,7 +245,7 @@ def test_the_systems_own_namespaces_are_left_alone(installed: As, where: str) ->
 def test_a_pod_may_still_change_after_it_was_made(installed: As) -> None:
     installed.create(pod("lively", TEAM, annotations=annotated(FABRIC)))
     changed = {"metadata": {"labels": {"new": "label"}, "annotations": {"other": "note"}}}
-    stored = installed.patch("pod", "lively", changed, "-n", TEAM)
+    stored = installed.patch("pod", "lively", changed, TEAM)
     assert stored["metadata"]["labels"] == {"new": "label"}
     installed.delete("pod", "lively", TEAM)
 

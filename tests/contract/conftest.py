@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from contract.stand import NAMESPACE, NODES_NAMESPACE, Stand
+from contract.stand import MANAGER, NAMESPACE, NODES_NAMESPACE, Stand
 from epfabric_crds import names
 from epfabric_crds.names import AGENT_ACCOUNT, INJECT_POLICY, OPERATOR_ACCOUNT
 from harness import helm
@@ -38,14 +38,14 @@ def stand(api: Cluster) -> Iterator[Stand]:
         api.kubectl("create", "serviceaccount", OPERATOR_ACCOUNT, "-n", NAMESPACE)
         api.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(operator_rights()))
     # A binding can be made only where its policy is. It goes again, so that the chart may come.
-    policy = yaml.safe_dump_all(rendered({"MutatingAdmissionPolicy"}, INJECT_POLICY))
-    api.kubectl("apply", "-f", "-", stdin=policy)
+    (policy,) = rendered({"MutatingAdmissionPolicy"}, INJECT_POLICY)
+    api.objects().apply(policy, MANAGER)
     made = Stand(api)
     try:
         yield made
     finally:
         made.close()
-        api.kubectl("delete", "-f", "-", stdin=policy)
+        api.objects().delete(policy["kind"].lower(), INJECT_POLICY)
 
 
 def rendered(kinds: set[str], name: str) -> list[dict[str, Any]]:

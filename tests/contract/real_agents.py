@@ -123,7 +123,7 @@ def running_site(stand: Stand, fabric: str, count: int) -> Iterator[Site]:
     finally:
         for agent in made.agents.values():
             agent.stop()
-        stand.cluster.kubectl("delete", "epfabric", fabric, "--ignore-not-found")
+        stand.delete("epfabric", fabric)
         stand.cluster.kubectl("delete", "namespace", space, "--wait=false")
 
 

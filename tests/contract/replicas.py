@@ -131,5 +131,5 @@ def changing(stand: Stand, name: str) -> Iterator[None]:
     finally:
         over.set()
         thread.join(WAIT_S)
-        stand.cluster.kubectl("delete", "epf", name)
+        stand.delete("epf", name)
         assert not thread.is_alive(), "the changes do not end"

@@ -29,22 +29,7 @@ HOMES = {names.OPERATOR_ACCOUNT: NAMESPACE}  # of accounts; the others are at th
 WAIT_S = 120.0
 HEARTBEAT_S = 5.0
 EPFABRIC = f"/apis/{names.API_VERSION}"
-KINDS = {  # {} is for the namespace
-    "epf": f"{EPFABRIC}/epfabrics",
-    "epfabric": f"{EPFABRIC}/epfabrics",
-    "epfn": f"{EPFABRIC}/epfabricnodes",
-    "epfabricnode": f"{EPFABRIC}/epfabricnodes",
-    "epgroup": f"{EPFABRIC}/{{}}epgroups",
-    "node": "/api/v1/nodes",
-    "configmap": "/api/v1/{}configmaps",
-    "pod": "/api/v1/{}pods",
-    "lease": "/apis/coordination.k8s.io/v1/{}leases",
-    "daemonset": "/apis/apps/v1/{}daemonsets",
-    "mutatingadmissionpolicybinding": (
-        "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"
-    ),
-    "csr": "/apis/certificates.k8s.io/v1/certificatesigningrequests",
-}
+MANAGER = "contract"
 
 
 def stamp() -> str:
@@ -56,6 +41,7 @@ class Stand:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.api = Api(cluster.kubeconfig)
+        self.objects = cluster.objects()  # tests ask often, and kubectl takes a process each time
         self.prefix = f"c{uuid.uuid4().hex[:6]}"
         self.addresses: dict[str, str] = {}  # of each node that was made, in the order of making
         self._nodes: set[str] = set()
@@ -68,7 +54,7 @@ class Stand:
 
     def json(self, *args: str) -> Any:
         """What `kubectl` with these arguments prints as JSON; a single object comes faster."""
-        if len(args) in (3, 5) and args[0] == "get" and args[1] in KINDS:
+        if len(args) in (3, 5) and args[0] == "get":
             return self._read(*args[1:])
         return json.loads(self.cluster.kubectl(*args, "-o", "json"))
 
@@ -82,12 +68,15 @@ class Stand:
             raise
 
     def _read(self, kind: str, name: str, *namespace: str) -> Any:
-        # Tests ask again and again, and a process for each would be most of what they cost.
-        path = KINDS[kind].format(f"namespaces/{namespace[1]}/" if namespace else "")
-        return self.api.get(f"{path}/{name}")
+        return self.objects.get(kind, name, *namespace[1:])
 
     def apply(self, body: dict[str, Any]) -> None:
-        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+        self.objects.apply(body, MANAGER)
+
+    def delete(self, kind: str, *names_of: str, namespace: str = "") -> None:
+        """Returns once they are gone, or were not there."""
+        for name in names_of:
+            self.objects.delete(kind, name, namespace)
 
     def eventually(self, check: Callable[[], bool], what: str, *processes: Process) -> None:
         wait_until(check, WAIT_S, what, *processes)
@@ -121,10 +110,10 @@ class Stand:
 
     def node(self, name: str, group: str) -> str:
         """A Node with a Ready condition; its uid."""
-        self.cluster.kubectl("delete", "node", name, "--ignore-not-found")
+        self.delete("node", name)
         labels = {"contract": group, "kubernetes.io/hostname": name}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        self.cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        self.objects.create(node)
         self.addresses.setdefault(name, f"127.0.4.{len(self.addresses) + 1}")
         status = {
             "status": {
@@ -143,10 +132,7 @@ class Stand:
                 "capacity": {"pods": "20", "cpu": "8", "memory": "8Gi"},
             }
         }
-        self.cluster.kubectl(
-            *("patch", "node", name, "--subresource=status", "--type=merge"),
-            *("-p", json.dumps(status)),
-        )
+        self.objects.patch("node", name, status, subresource="status")
         self._nodes.add(name)
         uid: str = self.json("get", "node", name)["metadata"]["uid"]
         return uid
@@ -161,9 +147,7 @@ class Stand:
                 ]
             }
         }
-        self.cluster.kubectl(
-            *("patch", "node", node, "--subresource=status", "-p", json.dumps(patch)),
-        )
+        self.api.patch(f"/api/v1/nodes/{node}/status", patch)
 
     def agents_pods(self, fabric: str) -> list[dict[str, Any]]:
         label = f"{names.FABRIC_LABEL}={fabric}"
@@ -175,10 +159,8 @@ class Stand:
         """What a kubelet does with pods that are being deleted; these nodes have none."""
         for pod in self.agents_pods(fabric):
             if pod["metadata"].get("deletionTimestamp"):
-                self.cluster.kubectl(
-                    *("delete", "pod", pod["metadata"]["name"], "-n", NODES_NAMESPACE),
-                    *("--force", "--grace-period=0", "--ignore-not-found"),
-                )
+                name = pod["metadata"]["name"]
+                self.objects.delete("pod", name, NODES_NAMESPACE, grace_s=0)
 
     # --- agents
 
@@ -207,11 +189,7 @@ class Stand:
                 ],
             },
         }
-        self.cluster.kubectl(
-            *("apply", "--server-side", "--subresource=status", "--force-conflicts"),
-            *(f"--field-manager={names.AGENT_MANAGER}", "-f", "-"),
-            stdin=json.dumps(body),
-        )
+        self.objects.apply(body, names.AGENT_MANAGER, subresource="status")
 
     def mute(self, node: str) -> None:
         """The agent dies: its Lease is not renewed any more."""
@@ -270,6 +248,7 @@ class Stand:
         token = self.cluster.kubectl(
             "create", "token", account, "-n", HOMES.get(account, NODES_NAMESPACE), *bound
         ).strip()
+        wait_until(self.cluster.objects(token).may_ask, WAIT_S, f"the token of {account} is known")
         config = json.loads(
             self.cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
         )

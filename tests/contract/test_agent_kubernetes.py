@@ -180,7 +180,7 @@ def test_a_removed_nodes_lease_goes_with_it(site: Site) -> None:
     stand, node = site.stand, list(site.agents)[-1]
     site.agents[node].stop()
     assert stand.find("lease", names.agent_lease(node), "-n", NODES_NAMESPACE)
-    stand.cluster.kubectl("delete", "node", node)
+    stand.delete("node", node)
 
     def gone() -> bool:
         left = stand.find("lease", names.agent_lease(node), "-n", NODES_NAMESPACE)

@@ -175,7 +175,7 @@ def test_the_authority_outlives_the_operator(site: Site, operator: Process) -> N
 
     before = bundle()
     # The running one has the Lease; a second one that leads after it must find the same CA.
-    site.stand.cluster.kubectl("delete", "configmap", names.CA_BUNDLE, "-n", NODES_NAMESPACE)
+    site.stand.delete("configmap", names.CA_BUNDLE, namespace=NODES_NAMESPACE)
     operator.stop()
     with site.stand.operator("second") as second:
         site.stand.eventually(

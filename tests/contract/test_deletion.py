@@ -48,7 +48,7 @@ def test_a_fabric_has_no_finalizer(stand: Stand) -> None:
     with stand.operator() as operator:
         made(stand, name, operator)
         assert not stand.json("get", "epf", name)["metadata"].get("finalizers")
-        stand.cluster.kubectl("delete", "epf", name)
+        stand.delete("epf", name)
 
 
 def test_delete_cleans_up(stand: Stand) -> None:
@@ -94,5 +94,5 @@ def test_a_fabric_made_anew_under_the_same_name_owns_its_objects(stand: Stand) -
             return {o["uid"] for o in found["metadata"].get("ownerReferences", ())}
 
         stand.eventually(lambda: owners() == {uid}, "the new owner", operator)
-        stand.cluster.kubectl("delete", "epf", name)
+        stand.delete("epf", name)
         stand.eventually(lambda: left(stand, name, node) == [], "nothing left", operator)

@@ -53,10 +53,7 @@ def sometime() -> None:
 
 
 def patch_lease(stand: Stand, **spec: object) -> None:
-    stand.cluster.kubectl(
-        *("patch", "lease", names.OPERATOR_LEASE, "-n", NAMESPACE),
-        *("--type=merge", "-p", json.dumps({"spec": spec})),
-    )
+    stand.objects.patch("lease", names.OPERATOR_LEASE, {"spec": spec}, NAMESPACE)
 
 
 def written(at: datetime.datetime) -> str:
@@ -141,7 +138,7 @@ def test_a_leader_whose_network_is_gone_ends_in_time(replicas: Replicas, tmp_pat
 
 
 def test_a_deleted_lease_ends_the_leader(replicas: Replicas) -> None:
-    replicas.stand.cluster.kubectl("delete", "lease", names.OPERATOR_LEASE, "-n", NAMESPACE)
+    replicas.stand.delete("lease", names.OPERATOR_LEASE, namespace=NAMESPACE)
     ended(replicas.leader)
     replicas.succeed()
 

@@ -5,7 +5,6 @@ The agent runs in the machine's own network: the links that it sets are a veth p
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -118,7 +117,7 @@ def node(stand: Stand, operator: Process, tmp_path: Path) -> Iterator[Node]:
         yield Node(stand, fabric, fabric, link, tmp_path, agent)
     finally:
         agent.stop()
-        stand.cluster.kubectl("delete", "epfabric", fabric, "--ignore-not-found")
+        stand.delete("epfabric", fabric)
         ip("del", link)
 
 
@@ -166,7 +165,7 @@ def test_nics_of_another_operator_are_only_read(node: Node) -> None:
                 "metadata": {"name": f"{owner}-a2dc-mt1", "namespace": "default"},
                 "status": {"node": owner},
             }
-            stand.cluster.kubectl("create", "-f", "-", stdin=json.dumps(device))
+            stand.objects.create(device)
         node.wish(mode="Configure", mtu=3000)
         node.until(("False", "Differs"), 1500)
         found = stand.condition("epfn", node.name, "NICsConfigured")

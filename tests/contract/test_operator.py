@@ -113,7 +113,7 @@ def test_a_fabric_at_rest_is_not_written_to(stand: Stand, fabric: str, operator:
     stand.eventually(
         lambda: stand.condition("epf", probe, "Ready").get("reason") == "NoNodes", probe, operator
     )
-    stand.cluster.kubectl("delete", "epf", probe)
+    stand.delete("epf", probe)
     assert versions() == before
 
 
@@ -160,7 +160,7 @@ def test_a_lost_node_is_counted_apart(stand: Stand, fabric: str, operator: Proce
     stand.eventually(lambda: counts()["notReady"] == 1, "counted", operator)
     stand.eventually(lambda: ready(stand, fabric), "Ready all the same", operator)
     assert counts()["failing"] == 0
-    stand.cluster.kubectl("delete", "node", node)
+    stand.delete("node", node)
     stand.eventually(lambda: stand.find("epfn", node) is None, "EPFabricNode gone", operator)
 
 
@@ -178,7 +178,7 @@ def test_a_node_made_anew_gets_a_new_epfabricnode(
     second = stand.node(node, fabric)
     assert second != first
     stand.eventually(lambda: uid() == second, "second", operator)
-    stand.cluster.kubectl("delete", "node", node)
+    stand.delete("node", node)
 
 
 def test_a_change_of_spec_reaches_every_node(stand: Stand, fabric: str, operator: Process) -> None:
@@ -196,7 +196,7 @@ def test_what_no_agent_can_do_stalls_the_fabric(stand: Stand, operator: Process)
     )
     assert "barrier.algorithm dissemination" in stand.condition("epf", name, "Ready")["message"]
     stand.eventually(lambda: "NotSupported" in events(stand, name), "event", operator)
-    stand.cluster.kubectl("delete", "epf", name)
+    stand.delete("epf", name)
 
 
 def test_a_contested_node_stays_with_the_fabric_that_has_it(
@@ -224,15 +224,15 @@ def test_a_contested_node_stays_with_the_fabric_that_has_it(
     stand.eventually(lambda: "NodesContested" in events(stand, other), "event", operator)
     # When the first one lets go, the second one gets the node.
     node = f"{stand.prefix}-a"
-    stand.cluster.kubectl("label", "node", node, "contract=elsewhere", "--overwrite")
+    stand.objects.patch("node", node, {"metadata": {"labels": {"contract": "elsewhere"}}})
     stand.eventually(lambda: stand.label(node) == other, "handed over", operator)
     stand.eventually(
         lambda: (stand.find("epfn", node) or {"spec": {}})["spec"].get("fabric") == other,
         "its object, made anew",
         operator,
     )
-    stand.cluster.kubectl("delete", "epf", other)
-    stand.cluster.kubectl("label", "node", node, f"contract={fabric}", "--overwrite")
+    stand.delete("epf", other)
+    stand.objects.patch("node", node, {"metadata": {"labels": {"contract": fabric}}})
     stand.eventually(lambda: stand.label(node) == fabric, "handed back", operator)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -52,7 +51,7 @@ def test_the_operators_metrics_arrive(stand: Stand, prometheus: Prometheus) -> N
     stand.agent(node)
     nodes(failing=0, ready=1, contested=0, not_ready=0)
     refused = stand.csr(f"{name}-csr", some_request(), ["client auth", "server auth"])
-    stand.cluster.kubectl("create", "-f", "-", stdin=json.dumps(refused))
+    stand.objects.create(refused)
     why = {"epfabric_result": "refused", "epfabric_reason": "WrongAccount"}
     becomes(1, "certificates_total", **why)
     done = value("reconciles_total", epfabric_kind="fabric", epfabric_result="done")
@@ -74,7 +73,7 @@ def test_the_operators_metrics_arrive(stand: Stand, prometheus: Prometheus) -> N
         name.replace(".", "_") for name in named
     }
     assert unanswered(prometheus, "operator") == {}
-    stand.cluster.kubectl("delete", "epf", name)
+    stand.delete("epf", name)
     assert operator.stop() == 0
     # It sent once more when it ended, and leads no more.
     assert value("leading") == 0

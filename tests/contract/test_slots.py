@@ -270,5 +270,5 @@ def test_a_kubelet_prepares_and_gives_back_any_number_of_times(node: Node) -> No
 
 
 def test_without_a_fabric_there_is_no_slice(node: Node) -> None:
-    node.stand.cluster.kubectl("delete", "epfabric", node.name)
+    node.stand.delete("epfabric", node.name)
     node.eventually(lambda: node.slice() is None, "the slice to go")

@@ -122,7 +122,7 @@ def made(stand: Stand, operator: Process) -> Iterator[Rivals]:
     try:
         yield made
     finally:
-        stand.cluster.kubectl("delete", "epf", made.elder, made.holder, "--ignore-not-found")
+        stand.delete("epf", made.elder, made.holder)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_a_node_that_is_selected_no_more_goes_to_the_other(rivals: Rivals) -> No
 
 
 def test_a_deleted_fabrics_nodes_go_to_the_other(rivals: Rivals) -> None:
-    rivals.stand.cluster.kubectl("delete", "epf", rivals.holder)
+    rivals.stand.delete("epf", rivals.holder)
     rivals.await_owner(rivals.elder, *rivals.nodes)
     rivals.await_overlap(rivals.elder, rivals.holder)
 

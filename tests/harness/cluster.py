@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.audit import Audit
 from harness.controlplane import ControlPlane, Place
 from harness.kubectl import PROGRAM, kubectl
+from harness.objects import Objects
 from harness.process import HarnessError, Processes, private_mounts
 from kubernetes import client, config
 
@@ -20,6 +21,7 @@ class Cluster:
     def __init__(self, processes: Processes, place: Place | None = None) -> None:
         self.processes = processes
         self.control_plane = ControlPlane(processes, place)
+        self._objects: dict[str, Objects] = {}
 
     def start(self, controllers: bool = True) -> None:
         """Without `controllers` there is neither controller manager nor scheduler."""
@@ -45,6 +47,12 @@ class Cluster:
     def client(self) -> client.ApiClient:
         made: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))  # type: ignore[no-untyped-call]
         return made
+
+    def objects(self, token: str = "") -> Objects:
+        """What kubectl does with one object, in this process; with a token as whom it says."""
+        if token not in self._objects:
+            self._objects[token] = Objects(self.kubeconfig, token)
+        return self._objects[token]
 
     def kubectl(self, *args: str, stdin: str | None = None, timeout_s: float = 120.0) -> str:
         """What kubectl printed; HarnessError with its complaint where it failed."""

@@ -85,7 +85,7 @@ class ControlPlane:
                 f"--service-account-private-key-file={self.folder / 'accounts.key'}",
                 f"--root-ca-file={self.certificate}",
                 "--use-service-account-credentials=true",
-                "--node-monitor-grace-period=40s",
+                "--node-monitor-grace-period=20s",
             ],
         )
         scheduler = self.processes.start(

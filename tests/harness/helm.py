@@ -5,6 +5,7 @@ Used by tests and the demo as functions; `python -m harness.helm` is the other s
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -78,14 +79,14 @@ def apply_definitions(kubeconfig: Path) -> None:
 
 def template(values: Mapping[str, Any], namespace: str, chart: Path = CHART) -> str:
     """The rendered manifests as one YAML stream, without a cluster."""
-    answer = call("template", values=dict(values), namespace=namespace, chart=str(chart))
+    answer = offline("template", values=dict(values), namespace=namespace, chart=str(chart))
     return str(answer["manifest"])
 
 
 def rendered(variants: Sequence[Mapping[str, Any]], namespace: str) -> list[dict[str, str]]:
     """For each set of values every template's text by its path, hooks and tests among them."""
     wanted = [dict(values) for values in variants]
-    answer = call("render", variants=wanted, namespace=namespace, chart=str(CHART))
+    answer = offline("render", variants=wanted, namespace=namespace, chart=str(CHART))
     return list(answer["rendered"])
 
 
@@ -93,10 +94,30 @@ def lint(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, Any]:
     return call("lint", values=dict(values), chart=str(chart))
 
 
+def offline(action: str, **arguments: Any) -> dict[str, Any]:
+    """Of the same values the same chart makes the same."""
+    answer: dict[str, Any] = json.loads(offline_answer(asked(action, arguments)))
+    return answer
+
+
+@functools.cache
+def offline_answer(request: str) -> str:
+    return run(request)
+
+
 def call(action: str, **arguments: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run(asked(action, arguments)))
+    return answer
+
+
+def asked(action: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"action": action, **arguments})
+
+
+def run(request: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "harness.helm"],
-        input=json.dumps({"action": action, **arguments}),
+        input=request,
         env={"PYTHONPATH": str(TESTS), "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -104,9 +125,9 @@ def call(action: str, **arguments: Any) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
+        action = json.loads(request)["action"]
         raise HarnessError(f"helm {action}: {done.stderr.strip()[-3000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return done.stdout
 
 
 def act(request: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,9 @@ class Site:
         return self.cluster.kubectl(*args, stdin=stdin)
 
     def get(self, *args: str) -> dict[str, Any]:
+        """An object by kind and name, or a list, as kubectl shows it."""
+        if len(args) in (2, 4) and args[1] != "-n":
+            return self.cluster.objects().get(args[0], args[1], *args[3:])
         found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json"))
         return found
 

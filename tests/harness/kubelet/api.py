@@ -19,6 +19,8 @@ WATCH_S = 300
 CONNECTIONS = 64
 STRATEGIC = "application/strategic-merge-patch+json"
 MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+JSON = "application/json"
 
 
 class ApiError(Exception):
@@ -32,11 +34,15 @@ class ApiError(Exception):
 class Api:
     """One API server, as the kubeconfig's user. Thread-safe."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, token: str = "") -> None:
+        """With a token as whom it says, without what the kubeconfig's user is known by."""
         settings = client.Configuration()
         config.load_kube_config(  # type: ignore[no-untyped-call]
             str(kubeconfig), client_configuration=settings
         )
+        if token:
+            settings.cert_file = settings.key_file = settings.refresh_api_key_hook = None
+            settings.api_key = {"BearerToken": f"Bearer {token}"}
         settings.connection_pool_maxsize = CONNECTIONS
         self.server: str = settings.host
         self._pool: urllib3.PoolManager = client.ApiClient(settings).rest_client.pool_manager
@@ -49,17 +55,20 @@ class Api:
         parts = urlsplit(self.server)
         return parts.hostname or "127.0.0.1", parts.port or 443
 
-    def get(self, path: str, **query: str) -> Json:
-        return self._ask("GET", path, query=query)
+    def get(self, path: str, accept: str = JSON, **query: str) -> Json:
+        return self._ask("GET", path, query=query, accept=accept)
 
-    def post(self, path: str, body: Json) -> Json:
-        return self._ask("POST", path, body, "application/json")
+    def post(self, path: str, body: Json, **query: str) -> Json:
+        return self._ask("POST", path, body, JSON, query)
 
-    def patch(self, path: str, body: Json, kind: str = STRATEGIC) -> Json:
-        return self._ask("PATCH", path, body, kind)
+    def put(self, path: str, body: Json, **query: str) -> Json:
+        return self._ask("PUT", path, body, JSON, query)
+
+    def patch(self, path: str, body: Json, kind: str = STRATEGIC, **query: str) -> Json:
+        return self._ask("PATCH", path, body, kind, query)
 
     def delete(self, path: str, body: Json) -> Json:
-        return self._ask("DELETE", path, body, "application/json")
+        return self._ask("DELETE", path, body, JSON)
 
     def follow(self, path: str, listed: Callable[[list[Json]], None]) -> Iterator[Json]:
         """Calls `listed` with all objects, then gives events until one watch ends; no repetition.
@@ -106,8 +115,11 @@ class Api:
         body: Json | None = None,
         kind: str = "",
         query: Mapping[str, str] | None = None,
+        accept: str = JSON,
     ) -> Json:
-        answer = self._open(method, path, query or {}, body, kind, TIMEOUT_S, stream=False)
+        answer = self._open(
+            method, path, query or {}, body, kind, TIMEOUT_S, stream=False, accept=accept
+        )
         found: Json = json.loads(answer.data)
         return found
 
@@ -121,8 +133,9 @@ class Api:
         timeout_s: float,
         *,
         stream: bool,
+        accept: str = JSON,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "epfabric-harness-kubelet"}
+        headers = {"Accept": accept, "User-Agent": "epfabric-harness-kubelet"}
         if token := self._settings.get_api_key_with_prefix("BearerToken"):
             headers["Authorization"] = token
         if body is not None:
