@@ -54,6 +54,10 @@ class Objects:
     def get(self, kind: str, name: str, namespace: str = "") -> Json:
         return shown(self._api.get(f"{self._named(kind).path(namespace)}/{name}"))
 
+    def listed(self, kind: str, namespace: str, selector: str) -> list[Json]:
+        found = self._api.get(self._named(kind).path(namespace), labelSelector=selector)
+        return [shown(one) for one in found["items"]]
+
     def create(self, made: Json, *, subresource: str = "", dry_run: bool = False) -> Json:
         path = self._of(made).path(made["metadata"].get("namespace", ""))
         if subresource:

@@ -61,8 +61,7 @@ class Site:
         }
 
     def pods(self, namespace: str, selector: str) -> list[Pod]:
-        items: list[Pod] = self.get("pods", "-n", namespace, "-l", selector)["items"]
-        return items
+        return self.cluster.objects().listed("pods", namespace, selector)
 
 
 @contextmanager
