@@ -13,10 +13,11 @@ def layout(rings: int, depth: int, signals: int, world: int) -> dict[str, int]:
 class Budget(TypedDict):
     """Of one session of a group whose ranks are all alike."""
 
-    links: int  # connections (queue pairs) of all its proxies
+    links: int  # connections of all its proxies
+    queue_pairs: int  # of those on all NICs, and one for greetings of each proxy on each
     domains: int  # mailboxes in use at one proxy
     mailboxes: int  # that one proxy makes
-    registrations: int  # pieces of memory, of all its proxies
+    registrations: int  # pieces of memory, of all its proxies, on all NICs
     pinned_bytes: int  # of all its proxies, beside the regions
     queue_entries: int  # of one proxy
     segment_bytes: int  # shared with the pod
@@ -32,8 +33,25 @@ def budget(
     signals: int,
     regions: int,
     max_inflight: int,
+    nics_per_gpu: int = 1,
 ) -> Budget:
     """NativeError where there is no such group."""
+
+def rdma_limits() -> dict[str, dict[str, int]]:
+    """By device that libibverbs lists: max_qp, max_mr_size and so on, as the device says now.
+    NativeError where there is no libibverbs, or a device cannot be asked."""
+
+def nic_shortage(
+    *,
+    world: int,
+    ranks_per_node: int,
+    proxies: int,
+    nics_per_gpu: int,
+    regions: int,
+    limits: dict[str, dict[str, int]],
+) -> str:
+    """Why a node's part of a group like that does not fit its devices, each with `limits` as
+    rdma_limits() has them; empty where it does."""
 
 @final
 class RegionInfo:
@@ -213,6 +231,9 @@ class Core:
         `ports` (at every agent of a group, or at none); qp_selection: leastInflight, roundRobin.
         atomics: "auto", "hardware" or "emulated"; an epoch that cannot have its ranks' NICs apply
         them is refused where "hardware" is asked for."""
+    def nics(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+        """By device of `ports`: its limits as rdma_limits() has them, and what sessions and groups
+        of this core take of those that are counted."""
     def open_session(
         self,
         *,

@@ -5,13 +5,16 @@ The numbers are the core's own (agent/native/budget.h), by which it makes mailbo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from epfabric_crds import Settings
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Budget
+
+Limits = Mapping[str, dict[str, int]]
+"""By device, in the order in which proxies use them: what it says of itself (max_qp and so on)."""
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 RANKS_PER_NODE = 8
@@ -20,14 +23,15 @@ MAILBOX_BYTES = 2 * 64 * 32
 """What a link touches of the agent's memory: a mailbox, and the records to send."""
 _MIB = 1 << 20
 _HEADER = (
-    "| ranks | connections of a GPU | of a node | mailboxes of a proxy: used, made | send queue | "
-    "registrations of a GPU | pinned for a GPU | for a node | segments of a GPU | signal words |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| ranks | connections of a GPU | queue pairs of a GPU | of a node | "
+    "mailboxes of a proxy: used, made | send queue | registrations of a GPU | pinned for a GPU | "
+    "for a node | segments of a GPU | signal words |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int) -> Budget:
-    """Of one rank; all ranks have as many proxies. Raises NativeError for what cannot be."""
+    """Of one rank; all have as many proxies and NICs. Raises NativeError for what cannot be."""
     from epfabric_agent._native import budget
 
     return budget(
@@ -39,6 +43,7 @@ def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int)
         signals=settings.fifo.signals,
         regions=regions,
         max_inflight=settings.proxies.max_inflight,
+        nics_per_gpu=settings.high_throughput.nics_per_gpu,
     )
 
 
@@ -56,7 +61,8 @@ def table(
         cells = (
             world,
             at["links"],
-            here * at["links"],
+            at["queue_pairs"],
+            here * at["queue_pairs"],
             f"{at['domains']}, {at['mailboxes']}",
             at["queue_entries"],
             at["registrations"],
@@ -66,4 +72,34 @@ def table(
             at["signal_words"],
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def spoken(device: str, limits: Mapping[str, int]) -> str:
+    """For the log and people."""
+    return f"{device}: " + ", ".join(f"{name} {value}" for name, value in limits.items())
+
+
+def verdicts(
+    settings: Settings,
+    limits: Limits,
+    worlds: Iterable[int] = WORLDS,
+    ranks_per_node: int = RANKS_PER_NODE,
+    regions: int = REGIONS,
+) -> str:
+    """A line for each device with its limits, and one for each size of group that does not fit a
+    node that has them all."""
+    from epfabric_agent._native import nic_shortage
+
+    lines = [spoken(device, told) for device, told in limits.items()]
+    for world in worlds:
+        why = nic_shortage(
+            world=world,
+            ranks_per_node=ranks_per_node,
+            proxies=settings.proxies.per_gpu,
+            nics_per_gpu=settings.high_throughput.nics_per_gpu,
+            regions=regions,
+            limits=dict(limits),
+        )
+        lines.append(f"{world} ranks: {why or 'they fit'}")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from epfabric_crds import Settings
 
+from epfabric_agent import budget
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.topology.transport import Choice, Port
 
@@ -97,6 +98,8 @@ class CoreEdge:
         address = self._address
         self.current = await asyncio.to_thread(lambda: Core(address=address, **asdict(settings)))
         self.settings = settings
+        for device, (limits, _) in self.current.nics().items():
+            _log.info("RDMA device %s", budget.spoken(device, limits))
         self._event_fd = self.current.event_fd()
         loop.add_reader(self._event_fd, self._take_events)
         self._port_fds = self.current.port_fds()

@@ -126,14 +126,29 @@ def budget(arguments: list[str]) -> int:
 
     from epfabric_crds import Settings
 
-    from epfabric_agent._native import NativeError
-    from epfabric_agent.budget import table
+    from epfabric_agent._native import NativeError, rdma_limits
+    from epfabric_agent.budget import table, verdicts
 
     parsed = budget_parser().parse_args(arguments)
     wanted = Settings()
-    settings = replace(wanted, proxies=replace(wanted.proxies, per_gpu=parsed.proxies))
+    settings = replace(
+        wanted,
+        proxies=replace(wanted.proxies, per_gpu=parsed.proxies),
+        high_throughput=replace(wanted.high_throughput, nics_per_gpu=parsed.nics_per_gpu),
+    )
+    of_groups = parsed.ranks, parsed.ranks_per_node, parsed.regions
     try:
-        print(table(settings, parsed.ranks, parsed.ranks_per_node, parsed.regions))
+        if parsed.devices is None:
+            print(table(settings, *of_groups))
+            return 0
+        found = rdma_limits()
+        names = parsed.devices or list(found)
+        if absent := [name for name in names if name not in found]:
+            there = ", ".join(found) or "none"
+            raise ValueError(f"no RDMA device {', '.join(absent)} here, only: {there}")
+        if not names:
+            raise ValueError("no RDMA device is here: look with `rdma link`, or ibv_devices")
+        print(verdicts(settings, {name: found[name] for name in names}, *of_groups))
     except NativeError as error:
         raise ValueError(str(error)) from error
     return 0

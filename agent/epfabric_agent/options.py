@@ -202,7 +202,15 @@ def budget_parser() -> argparse.ArgumentParser:
     for flag, default, text in (
         ("--ranks-per-node", RANKS_PER_NODE, "ranks on each node"),
         ("--proxies", 4, "proxies of a rank (spec.proxies.perGPU)"),
+        ("--nics-per-gpu", 1, "NICs over which links are striped (spec.highThroughput.nicsPerGPU)"),
         ("--regions", REGIONS, "regions that a rank registers"),
     ):
         made.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} ({default})")
+    made.add_argument(
+        "--devices",
+        nargs="*",
+        metavar="NAME",
+        help="say which of the groups fit these RDMA devices of this machine (none named: all), by "
+        "the limits that they report, in place of the table",
+    )
     return made

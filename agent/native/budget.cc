@@ -2,6 +2,7 @@
 #include "budget.h"
 
 #include "error.h"
+#include "nic_room.h"
 #include "region.h"
 
 namespace epfabric::agent {
@@ -34,19 +35,23 @@ uint64_t Census::links(uint32_t rank, uint32_t proxy) const {
   return out;
 }
 
-uint64_t Census::neighbours(uint32_t rank) const {
+uint64_t Census::neighbours(uint32_t rank, uint32_t proxy) const {
   const Counts& here = nodes_[node_of_[rank]];
   uint64_t out = 0;
-  for (uint32_t proxy = 0; proxy < proxies_[rank]; ++proxy) {
-    for (uint32_t theirs = 1; theirs <= kMaxProxies; ++theirs)
-      out += here[theirs] * partners_below(theirs, theirs, proxy, proxies_[rank]);
-  }
+  for (uint32_t theirs = 1; theirs <= kMaxProxies; ++theirs)
+    out += here[theirs] * partners_below(theirs, theirs, proxy, proxies_[rank]);
   return out;
 }
 
 uint64_t Census::links(uint32_t rank) const {
   uint64_t out = 0;
   for (uint32_t proxy = 0; proxy < proxies_[rank]; ++proxy) out += links(rank, proxy);
+  return out;
+}
+
+uint64_t Census::neighbours(uint32_t rank) const {
+  uint64_t out = 0;
+  for (uint32_t proxy = 0; proxy < proxies_[rank]; ++proxy) out += neighbours(rank, proxy);
   return out;
 }
 
@@ -57,13 +62,16 @@ uint64_t Census::most_links(uint32_t rank) const {
 }
 
 Budget budget_of(const Shape& shape, const Census& census, uint32_t proxies, uint32_t regions,
-                 uint32_t inflight) {
+                 uint32_t inflight, uint32_t stripes) {
   const Layout layout = layout_of(shape.rings, shape.depth, shape.signals, shape.world);
   Budget out;
   out.links = census.links(shape.rank);
   out.domains = census.most_links(shape.rank);
   out.mailboxes = room_for_domains(shape.world, proxies);
-  out.registrations = uint64_t{proxies} * (regions + 2);
+  NicUse use = link_use(out.links);
+  for (uint32_t proxy = 0; proxy < proxies; ++proxy) use.add(endpoint_use(regions));
+  out.queue_pairs = stripes * use.queue_pairs;
+  out.registrations = stripes * use.registrations;
   out.pinned_bytes = proxies * mailbox_bytes(room_for_domains(shape.world, proxies));
   out.queue_entries = operations_of(inflight);
   out.segment_bytes = layout.pod_bytes + layout.agent_bytes;
@@ -72,20 +80,21 @@ Budget budget_of(const Shape& shape, const Census& census, uint32_t proxies, uin
 }
 
 Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, uint32_t regions,
-                 uint32_t inflight) {
+                 uint32_t inflight, uint32_t stripes) {
   if (!layout_valid(shape.rings, shape.depth, shape.signals, shape.world) || ranks_per_node == 0 ||
-      proxies == 0 || proxies > kMaxProxies || regions > kMaxRegions) {
-    throw NativeError("a group like that cannot be: world 1-4096, proxies 1-16, rings 1-64");
+      proxies == 0 || proxies > kMaxProxies || regions > kMaxRegions || stripes == 0 ||
+      stripes > kMaxLines) {
+    throw NativeError(
+        "a group like that cannot be: world 1-4096, proxies 1-16, rings 1-64, NICs of a GPU 1-8");
   }
   std::vector<uint32_t> node_of(shape.world);
   for (uint32_t rank = 0; rank < shape.world; ++rank) node_of[rank] = rank / ranks_per_node;
   const std::vector<uint32_t> each(shape.world, proxies);
-  return budget_of(shape, Census(node_of, each), proxies, regions, inflight);
+  return budget_of(shape, Census(node_of, each), proxies, regions, inflight, stripes);
 }
 
 std::string over(const Census& census, std::span<const uint32_t> local,
-                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits,
-                 bool neighbours) {
+                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits) {
   const auto world = static_cast<uint32_t>(proxies.size());
   for (uint32_t rank = 0; rank < world; ++rank) {
     const uint64_t domains = census.most_links(rank);
@@ -96,13 +105,11 @@ std::string over(const Census& census, std::span<const uint32_t> local,
            " ranks, and there are at most " + text(room) + " at one proxy" + kRemedy;
   }
   uint64_t links = 0;
-  for (const uint32_t rank : local)
-    links += census.links(rank) + (neighbours ? census.neighbours(rank) : 0);
+  for (const uint32_t rank : local) links += census.links(rank);
   if (links > limits.connections) {
     return "the group's " + text(local.size()) + " rank(s) on this node need " + text(links) +
-           (neighbours ? " connections to ranks of all nodes"
-                       : " connections to the other nodes' ranks") +
-           ", and there is room for " + text(limits.connections) + " (" + limits.of +
+           " connections to the other nodes' ranks, and there is room for " +
+           text(limits.connections) + " (" + limits.of +
            "): raise that limit, use fewer proxies (spec.proxies.perGPU), or make the group "
            "smaller";
   }

@@ -48,10 +48,11 @@ class Census {
   Census(std::span<const uint32_t> node_of, std::span<const uint32_t> proxies);
   // Connections of one proxy: one for each partner on another node.
   uint64_t links(uint32_t rank, uint32_t proxy) const;
-  // Of all proxies of a rank to those of its own node, where NICs apply atomics.
-  uint64_t neighbours(uint32_t rank) const;
+  // To those of its own node, where NICs apply atomics.
+  uint64_t neighbours(uint32_t rank, uint32_t proxy) const;
   // Of all proxies of a rank, and of the proxy that has most.
   uint64_t links(uint32_t rank) const;
+  uint64_t neighbours(uint32_t rank) const;
   uint64_t most_links(uint32_t rank) const;
 
  private:
@@ -64,24 +65,25 @@ class Census {
 
 // Of one session.
 struct Budget {
-  uint64_t links = 0;          // of all its proxies: connections, queue pairs
+  uint64_t links = 0;          // of all its proxies: connections
+  uint64_t queue_pairs = 0;    // of those, on all NICs over which they are striped, and greetings'
   uint64_t domains = 0;        // of the proxy that has most: as many mailboxes are used there
   uint64_t mailboxes = 0;      // that one proxy has room for
-  uint64_t registrations = 0;  // of all its proxies: regions, mailboxes, records to send
+  uint64_t registrations = 0;  // of all its proxies on all those NICs
   uint64_t pinned_bytes = 0;   // of all its proxies, beside the regions
   uint64_t queue_entries = 0;  // of one proxy
   uint64_t segment_bytes = 0;  // what it shares with its pod
   uint64_t signal_words = 0;   // in that
 };
 Budget budget_of(const Shape& shape, const Census& census, uint32_t proxies, uint32_t regions,
-                 uint32_t inflight);
+                 uint32_t inflight, uint32_t stripes);
 // Where all ranks are alike. Throws NativeError for what no group can be.
 Budget budget_of(const Shape& shape, uint32_t ranks_per_node, uint32_t proxies, uint32_t regions,
-                 uint32_t inflight);
+                 uint32_t inflight, uint32_t stripes = 1);
 
-// Why the local ranks' part of a group does not fit, with the numbers; empty where it does.
+// Why the local ranks' part of a group does not fit, with the numbers; empty where it does. What
+// RDMA devices have room for is nic_room.h's.
 std::string over(const Census& census, std::span<const uint32_t> local,
-                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits,
-                 bool neighbours = false);
+                 std::span<const uint32_t> proxies, uint32_t regions, const DeviceLimits& limits);
 
 }  // namespace epfabric::agent

@@ -73,8 +73,8 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
     port.inflight = settings.limits.inflight;
     const VerbsEndpoint trial(port);
     watched_.push_back(std::make_unique<VerbsDevice>(port));
+    devices_.push_back(port.device);
   }
-  if (!watched_.empty()) proxy_settings_.connections = limits_of_ports().connections;
 }
 
 Core::~Core() {
@@ -94,7 +94,10 @@ std::shared_ptr<Session> Core::open_session(const SessionSettings& settings) {
     const std::lock_guard lock(mutex_);
     require_open();
   }
+  const NicUses endpoints = endpoints_of(settings);
+  require_room(endpoints, "the endpoints of rank " + std::to_string(settings.shape.rank));
   ProxySettings proxies = proxy_settings_;
+  proxies.connections = room_for_links(endpoints);
   if (settings.inflight > 0) proxies.limits.session_inflight = settings.inflight;
   auto session = std::make_shared<Session>(settings, proxies);
   const std::lock_guard lock(mutex_);
@@ -170,35 +173,6 @@ void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<S
     fail_epoch(plan.group, error.what());
     throw;
   }
-}
-
-// Before anything is connected: what does not fit is refused with the numbers.
-void Core::require_room(const Epoch& epoch) const {
-  if (!fabric_ && watched_.empty()) return;
-  std::vector<uint32_t> local;
-  size_t regions = 0;
-  for (const auto& session : epoch.sessions()) {
-    local.push_back(session->shape().rank);
-    regions = std::max(regions, session->regions().size());
-  }
-  const std::string error =
-      over(epoch.census(), local, epoch.proxies_by_rank(), static_cast<uint32_t>(regions),
-           fabric_ ? fabric_->limits() : limits_of_ports(), epoch.atomics().by_nic);
-  if (!error.empty()) throw NativeError(error);
-}
-
-// Proxies are spread over the ports; each of them has the registrations of one. A striped link
-// takes a connection of each of its ports.
-DeviceLimits Core::limits_of_ports() const {
-  DeviceLimits out = watched_.front()->limits();
-  for (size_t i = 1; i < watched_.size(); ++i) {
-    const DeviceLimits more = watched_[i]->limits();
-    out.connections += more.connections;
-    out.registrations = std::min(out.registrations, more.registrations);
-    out.of += ", " + more.of;
-  }
-  out.connections /= std::min<uint64_t>(settings_.stripes, watched_.size());
-  return out;
 }
 
 // Waits until every link of every local proxy has carried a write.

@@ -69,6 +69,9 @@ class Core {
   // what it was. By one thread.
   std::vector<int> port_fds() const;
   std::vector<std::string> port_news();
+  // What `ports`' devices have in all, and what is taken of them here.
+  std::map<std::string, ibv_device_attr> nic_limits() const;
+  NicUses nic_uses() const;
 
  private:
   std::shared_ptr<Epoch> find(uint64_t group) const;
@@ -78,14 +81,18 @@ class Core {
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
-  DeviceLimits limits_of_ports() const;
   void require_room(const Epoch& epoch) const;
+  NicUses endpoints_of(const SessionSettings& settings) const;
+  uint64_t room_for_links(const NicUses& beside) const;
+  void require_room(const NicUses& more, const std::string& whose) const;
+  NicPlan nic_plan() const { return {devices_, settings_.stripes}; }
   void connect(const Epoch& epoch);
   void require_open() const;
 
   const CoreSettings settings_;
   std::optional<Fabric> fabric_;
   std::vector<std::unique_ptr<VerbsDevice>> watched_;  // by port
+  std::vector<std::string> devices_;                   // by port
   ProxySettings proxy_settings_;
   const std::shared_ptr<KeepRule> keep_ = std::make_shared<KeepRule>();
   Events events_;

@@ -48,6 +48,10 @@ class Epoch {
   uint32_t proxies_of(uint32_t rank) const { return proxies_[rank]; }
   const std::vector<uint32_t>& proxies_by_rank() const { return proxies_; }
   Census census() const { return {node_of_, proxies_}; }
+  // Connections of a local rank's proxy.
+  uint64_t links(const Census& census, uint32_t rank, uint32_t proxy) const {
+    return census.links(rank, proxy) + (atomics_.by_nic ? census.neighbours(rank, proxy) : 0);
+  }
   const SessionBlob& blob(uint32_t rank) const { return blobs_[rank]; }
   const AtomicsChoice& atomics() const { return atomics_; }
   std::span<const LocalTarget> targets() const { return targets_; }

@@ -1,5 +1,5 @@
-// The Python module epfabric_agent._native: with module_counts.h the only file that knows Python.
-// Every call that can block releases the GIL. The types are described in
+// The Python module epfabric_agent._native: with module_counts.h and module_nics.h all that knows
+// Python. Every call that can block releases the GIL. The types are described in
 // epfabric_agent/_native.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -14,6 +14,7 @@
 
 #include "core.h"
 #include "module_counts.h"
+#include "module_nics.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -65,11 +66,13 @@ nb::dict layout_dict(uint32_t rings, uint32_t depth, uint32_t signals, uint32_t 
 }
 
 nb::dict budget_dict(uint32_t world, uint32_t ranks_per_node, uint32_t proxies, uint32_t rings,
-                     uint32_t depth, uint32_t signals, uint32_t regions, uint32_t inflight) {
-  const Budget at =
-      budget_of({0, world, rings, depth, signals}, ranks_per_node, proxies, regions, inflight);
+                     uint32_t depth, uint32_t signals, uint32_t regions, uint32_t inflight,
+                     uint32_t stripes) {
+  const Budget at = budget_of({0, world, rings, depth, signals}, ranks_per_node, proxies, regions,
+                              inflight, stripes);
   nb::dict out;
   out["links"] = at.links;
+  out["queue_pairs"] = at.queue_pairs;
   out["domains"] = at.domains;
   out["mailboxes"] = at.mailboxes;
   out["registrations"] = at.registrations;
@@ -278,6 +281,7 @@ void bind_core(nb::module_& module) {
       .def("event_fd", [](Core& self) { return self.events().fd(); })
       .def("port_fds", &Core::port_fds)
       .def("port_news", &Core::port_news)
+      .def("nics", &nics_dict)
       .def("counters",
            [](Core& self) {
              nb::list out;
@@ -306,7 +310,9 @@ NB_MODULE(_native, module) {
   nb::exception<NativeError>(module, "NativeError", PyExc_RuntimeError);
   module.def("layout", &layout_dict, "rings"_a, "depth"_a, "signals"_a, "world"_a);
   module.def("budget", &budget_dict, nb::kw_only(), "world"_a, "ranks_per_node"_a, "proxies"_a,
-             "rings"_a, "depth"_a, "signals"_a, "regions"_a, "max_inflight"_a);
+             "rings"_a, "depth"_a, "signals"_a, "regions"_a, "max_inflight"_a,
+             "nics_per_gpu"_a = 1);
+  bind_nics(module);
   bind_session(module);
   bind_core(module);
 }

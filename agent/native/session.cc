@@ -45,7 +45,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
       segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],
                           [&] { return Segments(settings.shape); })),
       keys_(settings.cpus.size()),
-      nodes_(settings.shape.world) {
+      nodes_(settings.shape.world),
+      links_(settings.cpus.size()) {
   const auto count = static_cast<uint32_t>(settings.cpus.size());
   if (count == 0 || count > kMaxProxies || count > settings.shape.rings) {
     throw NativeError("a session has 1-" + std::to_string(kMaxProxies) +
@@ -107,6 +108,7 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
     throw NativeError("a rank's regions end below 64 GiB: register less");
   }
   regions_.push_back(map_region(fd, bytes, offset));
+  registered_.store(static_cast<uint32_t>(regions_.size()), std::memory_order_relaxed);
   half_registered_ = true;
   for (const auto& proxy : proxies_) {
     Request request;
@@ -181,6 +183,9 @@ void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
   for (uint32_t rank = 0; rank < epoch->world(); ++rank) {
     nodes_[rank].store(epoch->node_of(rank), std::memory_order_relaxed);
   }
+  const Census census = epoch->census();
+  for (uint32_t i = 0; i < links_.size(); ++i)
+    links_[i].store(epoch->links(census, shape().rank, i), std::memory_order_relaxed);
   platform::store_release(&segments_.header()->epoch, epoch->plan().epoch);
   for (const auto& proxy : proxies_) {
     Request request;
@@ -188,6 +193,12 @@ void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
     request.epoch = epoch;
     proxy->run(request);
   }
+}
+
+NicUse Session::use_of(uint32_t proxy) const {
+  NicUse out = endpoint_use(registered_.load(std::memory_order_relaxed));
+  out.add(link_use(links_[proxy].load(std::memory_order_relaxed)));
+  return out;
 }
 
 uint64_t Session::unconnected() const {

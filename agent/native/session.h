@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "nic_room.h"
 #include "proxy.h"
 
 namespace epfabric::agent {
@@ -59,6 +60,8 @@ class Session {
   void join_epoch(const std::shared_ptr<Epoch>& epoch);
   // Links that are not connected yet, and one of them by name.
   uint64_t unconnected() const;
+  // What each endpoint of a proxy takes of its device.
+  NicUse use_of(uint32_t proxy) const;
   std::string unreachable() const;
 
   uint64_t group() const { return group_; }
@@ -93,7 +96,9 @@ class Session {
   std::shared_ptr<Epoch> epoch_;
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
   mutable std::mutex mutex_;  // whoever changes the session, or looks at what close() takes away
-  bool half_registered_ = false;  // some proxies lack a region
+  bool half_registered_ = false;              // some proxies lack a region
+  std::atomic<uint32_t> registered_{0};       // regions
+  std::vector<std::atomic<uint64_t>> links_;  // by proxy
   std::atomic<bool> closed_{false};
 };
 

@@ -4,7 +4,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 
-#include <vector>
+#include "nic_room.h"
 
 namespace epfabric::agent {
 namespace {
@@ -24,25 +24,39 @@ Gid gid_of(const std::string& text) {
   return out;
 }
 
-DeviceContext open(const std::string& name) {
+// Opens `name`; `names` becomes what was listed before it.
+DeviceContext open(const std::string& name, std::vector<std::string>& names) {
   int count = 0;
   ibv_device** list = ibverbs().get_device_list(&count);
   if (list == nullptr) throw system_error("listing RDMA devices failed");
   DeviceContext out;
-  std::string found;
   bool there = false;
   for (int i = 0; i < count && !there; ++i) {
-    const char* known = ibverbs().get_device_name(list[i]);
-    found += std::string(i > 0 ? ", " : "") + known;
-    there = known == name;
+    names.push_back(ibverbs().get_device_name(list[i]));
+    there = names.back() == name;
     if (there) out.reset(ibverbs().open_device(list[i]));
   }
   const int error = errno;
   ibverbs().free_device_list(list);
+  if (there && !out) throw system_error("RDMA device " + name + " cannot be opened", error);
+  return out;
+}
+
+DeviceContext open(const std::string& name) {
+  std::vector<std::string> names;
+  DeviceContext out = open(name, names);
   if (out) return out;
-  if (there) throw system_error("RDMA device " + name + " cannot be opened", error);
+  std::string found;
+  for (const std::string& known : names) found += (found.empty() ? "" : ", ") + known;
   throw NativeError("there is no RDMA device " + name +
                     " here, only: " + (found.empty() ? "none" : found));
+}
+
+ibv_device_attr limits_of(ibv_context* context, const std::string& device) {
+  ibv_device_attr out{};
+  if (ibverbs().query_device(context, &out) != 0)
+    throw system_error("asking " + device + " for its attributes failed");
+  return out;
 }
 
 MemoryAbility ability_of(ibv_context* context) {
@@ -62,11 +76,22 @@ MemoryAbility ability_of(ibv_context* context) {
 
 }  // namespace
 
-VerbsDevice::VerbsDevice(const VerbsPort& port) : wanted_(port), context_(open(port.device)) {
-  if (ibverbs().query_device(context(), &attributes_) != 0)
-    throw system_error("asking " + port.device + " for its attributes failed");
+std::vector<std::string> rdma_devices() {
+  std::vector<std::string> out;
+  (void)open("", out);
+  return out;
+}
+
+ibv_device_attr limits_of(const std::string& device) {
+  return limits_of(open(device).get(), device);
+}
+
+VerbsDevice::VerbsDevice(const VerbsPort& port)
+    : wanted_(port), context_(open(port.device)), attributes_(limits_of(context(), port.device)) {
   quirk_ = quirk_of(attributes_.vendor_id);
   if (quirk_.unfit != nullptr) throw NativeError(port.device + " is unfit: " + quirk_.unfit);
+  if (const std::string why = too_small(attributes_); !why.empty())
+    throw NativeError(port.device + " is unfit: " + why);
   const verbs_context* calls = ::verbs_get_ctx(context());
   if (calls == nullptr || calls->query_port == nullptr ||
       calls->query_port(context(), port.port, &port_, sizeof(port_)) != 0) {
@@ -115,6 +140,11 @@ int VerbsDevice::access(bool paged) const {
 }
 
 MemoryRegion VerbsDevice::register_memory(void* data, uint64_t bytes) {
+  if (attributes_.max_mr_size != 0 && bytes > attributes_.max_mr_size) {  // 0: not told
+    throw NativeError(name() + " registers at most " + std::to_string(attributes_.max_mr_size) +
+                      " bytes at once (max_mr_size), and " + std::to_string(bytes) +
+                      " are to be: register smaller regions");
+  }
   MemoryRegion out(ibverbs().register_mr(domain(), data, bytes, access()));
   const bool pages = !out && errno == ENOMEM;
   if (pages && choose_memory(false, false, memory_) == MemoryKind::kOnDemand) {
@@ -122,8 +152,10 @@ MemoryRegion VerbsDevice::register_memory(void* data, uint64_t bytes) {
     paged_ = paged_ || out != nullptr;
   }
   if (!out) {
-    throw system_error("registering " + std::to_string(bytes) + " bytes with " + name() +
-                       " failed" + (pages ? " (raise the limit of locked memory, ulimit -l)" : ""));
+    throw system_error(
+        "registering " + std::to_string(bytes) + " bytes with " + name() + " failed" +
+        (pages ? " (raise the limit of locked memory, ulimit -l)"
+               : " (it has " + std::to_string(attributes_.max_mr) + " registrations, max_mr)"));
   }
   return out;
 }
@@ -158,14 +190,6 @@ std::optional<std::string> VerbsDevice::next_news() {
     if (type == IBV_EVENT_GID_CHANGE && mine) return "the GIDs of " + name() + " changed";
   }
   return std::nullopt;
-}
-
-DeviceLimits VerbsDevice::limits() const {
-  DeviceLimits out;
-  out.connections = static_cast<uint64_t>(std::max(attributes_.max_qp, 0));
-  out.registrations = static_cast<uint64_t>(std::max(attributes_.max_mr, 0));
-  out.of = "queue pairs of RDMA device " + wanted_.device;
-  return out;
 }
 
 std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_event& event) const {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "endpoint.h"
 #include "ibverbs.h"
@@ -20,6 +21,10 @@ struct VerbsPort {
   uint32_t inlined = 128;   // bytes at most that a WR carries itself: a record, a small payload
   std::optional<uint32_t> psn{};  // of each first packet, else at random; tests begin below a wrap
 };
+
+// Names of the devices that libibverbs lists, and what one of them says of itself.
+std::vector<std::string> rdma_devices();
+ibv_device_attr limits_of(const std::string& device);
 
 class VerbsDevice {
  public:
@@ -42,7 +47,6 @@ class VerbsDevice {
   std::optional<std::string> next_news();
   // Readable when next_trouble() or next_news() may find something.
   int events_fd() const { return context_->async_fd; }
-  DeviceLimits limits() const;
 
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }

@@ -74,6 +74,7 @@ class Device {
     out->atomic_cap = IBV_ATOMIC_HCA;
     out->phys_port_cnt = 1;
     out->max_qp_wr = out->max_srq_wr = out->max_cqe = 1000;
+    out->max_sge = 1;
     return 0;
   }
   static int query_port(ibv_context*, uint8_t, ibv_port_attr* out, size_t) {
