@@ -80,7 +80,6 @@ class ElasticBuffer(Owned):
             timeout_s=num_gpu_timeout_secs,
             low_latency_sms=0,
         )
-        self._calls = ElasticCalls(self._parts)
         self.rank_idx, self.num_ranks = self._parts.members.rank, self._parts.members.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
@@ -141,6 +140,7 @@ class ElasticBuffer(Owned):
         bulk = self.parts.throughput
         if with_cpu_sync:
             torch.cuda.synchronize()
+        bulk.check()
         event = bulk.meet(aside=use_comm_stream)
         if use_comm_stream:
             event.current_stream_wait()
@@ -194,7 +194,7 @@ class ElasticBuffer(Owned):
             default_sms=self.get_theoretical_num_sms(0, 0),
         )
         if handle is not None:
-            return self._calls.again(
+            return ElasticCalls(self.parts).again(
                 x,
                 topk_weights,
                 handle,
@@ -204,7 +204,7 @@ class ElasticBuffer(Owned):
                 zero=do_zero_padding,
                 columns=use_tma_aligned_col_major_sf,
             )
-        return self._calls.dispatch(
+        return ElasticCalls(self.parts).dispatch(
             x,
             topk_idx,
             topk_weights,
@@ -244,7 +244,7 @@ class ElasticBuffer(Owned):
                 f"the handle is of a dispatch with num_sms={handle.num_sms}, not {num_sms}: give "
                 "the same, or none"
             )
-        return self._calls.combine(
+        return ElasticCalls(self.parts).combine(
             x,
             handle,
             topk_weights,

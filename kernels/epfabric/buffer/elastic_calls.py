@@ -237,9 +237,7 @@ def _tensors(out: Any) -> tuple[Any, ...]:
 
 def _with_floats(torch: Any, x: Any) -> Any:
     """Scales of any four bytes travel as floats, which nothing calculates with."""
-    if not isinstance(x, tuple):
+    values, scales = x if isinstance(x, tuple) else (x, None)
+    if scales is None or scales.dtype is not torch.int32:
         return x
-    values, scales = x
-    if scales.dtype is torch.int32:
-        scales = scales.contiguous().view(torch.float32)
-    return values, scales
+    return values, scales.view(torch.float32)  # no copy, in rows or in columns

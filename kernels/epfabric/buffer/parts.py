@@ -146,12 +146,12 @@ class Parts:
         from cuda.bindings import driver
 
         try:
-            if self.calls is not None and self.calls.end.failure() is None:
-                stream = self.order.begin(False)
-                self.calls.end.settle(stream=stream.cuda_stream)
-            if self.bulk is not None and self.bulk.end.failure() is None:
-                self.bulk.meet()
-            checked(driver.cuCtxSynchronize())
-            self.stack.close()
+            with self.stack:  # whatever fails before: nobody closes again
+                if self.calls is not None and self.calls.end.failure() is None:
+                    stream = self.order.begin(False)
+                    self.calls.end.settle(stream=stream.cuda_stream)
+                if self.bulk is not None and self.bulk.end.failure() is None:
+                    self.bulk.meet()
+                checked(driver.cuCtxSynchronize())
         except SessionError as error:
             raise SessionError(f"the buffer's memory could not be freed: {error}") from error

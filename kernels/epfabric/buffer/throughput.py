@@ -49,8 +49,6 @@ class ThroughputCalls:
         torch = self._torch
         self.check()
         x, scales = x if isinstance(x, tuple) else (x, None)
-        if scales is not None:
-            scales = scales.contiguous()
         topk = topk_idx.shape[1] if topk_idx is not None else 0
         shape = self._shape(x, scales, topk, config)
         if handle is not None and handle.channels != shape.channels:
@@ -60,6 +58,9 @@ class ThroughputCalls:
             )
         stream = self._order.begin(aside, after)
         with torch.cuda.stream(stream):
+            given = scales
+            if scales is not None:  # a copy on this stream: the kernels do not wait for another
+                scales = scales.contiguous()
             if handle is None:
                 firsts, rows, experts = self._meet(shape, layout, alignment, worst, told, stream)
                 in_rank = layout[2]
@@ -73,7 +74,7 @@ class ThroughputCalls:
             self.end.dispatch(call, stream=stream.cuda_stream)
         new = handle if handle is not None else ThroughputHandle((firsts, *made, in_rank))
         new.channels, new.rows = shape.channels, rows
-        alive = (x, scales, topk_idx, topk_weights, *layout, *outs, *made, *new)
+        alive = (x, given, scales, topk_idx, topk_weights, *layout, *outs, *made, *new)
         event = self._order.end(stream, aside, alive)
         received, received_scales, received_topk, received_weights = outs
         out = (received, received_scales) if scales is not None else received
@@ -184,8 +185,7 @@ class ThroughputCalls:
         return out, weights, self._order.end(stream, aside, alive)
 
     def meet(self, aside: bool = False) -> EventOverlap:
-        """On its stream: waits until all ranks have come here."""
-        self.check()
+        """On its stream: waits until all ranks have come here, or the buffer has failed."""
         stream = self._order.begin(aside)
         shape = fitting(self.end.window_bytes, self.end.world, 1, 1, 0, 0, 16)
         self.end.meet(shape, MeetCall(), stream=stream.cuda_stream)
