@@ -26,6 +26,7 @@ from gpu.device_trips import (
 from gpu.elastic_trips import WAYS as ELASTIC_WAYS
 from gpu.elastic_trips import elastic as elastic_buffer
 from gpu.elastic_trips import elastic_trip
+from gpu.elastic_trips import made as made_elastic
 
 SIZE = Size(tokens=200, hidden=2048, local=8, topk=8)
 
@@ -50,7 +51,7 @@ def elastic(side: Side) -> None:
     with elastic_buffer(side) as buffer:
         for call in range(len(ELASTIC_WAYS)):
             elastic_trip(side, buffer, call)
-    buffer = elastic_buffer(side, timeout_s=3).__enter__()
+    buffer = made_elastic(side, timeout_s=3)
     lost = side.world - 1
     if side.rank == lost:
         return

@@ -17,6 +17,7 @@ from gpu.buffer_ranks import Batch
 from gpu.device_trips import Side, same, scaled, wanted_rows
 
 SMS = 16
+BUSY_CYCLES = 20_000_000  # of the current stream, with what a call does not wait for
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Way:
     aside: bool = False
     alignment: int = 1
     packed: bool = False  # scales are packed exponents, and come in columns
+    columns: bool = False  # scales are given in columns
+    events: bool = True  # with aside: the call waits for these, not for what is current
 
     def options(self, buffer: Any) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -38,10 +41,11 @@ class Way:
             "use_tma_aligned_col_major_sf": self.packed,
         }
         if self.aside:
+            options["allocate_on_comm_stream"] = True
+        if self.aside and self.events:
             options |= {
                 "previous_event": buffer.capture(),
                 "previous_event_before_epilogue": buffer.capture(),
-                "allocate_on_comm_stream": True,
             }
         return options
 
@@ -55,20 +59,30 @@ WAYS = [
     Way(expand=True, fp8=True, packed=True, alignment=128, aside=True),
     Way(expand=True, sync=False, alignment=8),
     Way(expand=True, sync=False, fp8=True, aside=True),
+    Way(fp8=True, columns=True, sync=False, aside=True),
+    Way(fp8=True, columns=True, packed=True, aside=True, events=False),
 ]
 
 
-@contextmanager
-def elastic(side: Side, timeout_s: int = 30, **options: Any) -> Iterator[Any]:
+def made(side: Side, timeout_s: int = 30) -> Any:
+    """A buffer that is to be destroyed."""
     size = side.size
     buffer = ElasticBuffer(
         side.group, num_max_tokens_per_rank=size.tokens, hidden=size.hidden, num_topk=size.topk,
-        num_gpu_timeout_secs=timeout_s, explicitly_destroy=True, **options,
+        num_gpu_timeout_secs=timeout_s, explicitly_destroy=True,
     )  # fmt: skip
     assert (buffer.rank_idx, buffer.num_ranks) == (side.rank, side.world)
     assert buffer.get_logical_domain_size() == (1, side.world)
-    yield buffer
-    buffer.destroy()
+    return buffer
+
+
+@contextmanager
+def elastic(side: Side) -> Iterator[Any]:
+    buffer = made(side)
+    try:
+        yield buffer
+    finally:
+        buffer.destroy()
 
 
 def sent_by(batch: Batch, way: Way) -> tuple[Any, ...]:
@@ -78,6 +92,14 @@ def sent_by(batch: Batch, way: Way) -> tuple[Any, ...]:
     if way.packed:  # any four bytes: they only travel
         scales = scales.view(torch.int32)
     return codes, scales
+
+
+def given(inputs: tuple[Any, ...], way: Way) -> Any:
+    """As a dispatch takes them."""
+    if not way.fp8:
+        return inputs[0]
+    codes, scales = inputs
+    return codes, scales.t().contiguous().t() if way.columns else scales
 
 
 class Wanted:
@@ -178,11 +200,13 @@ def elastic_trip(side: Side, buffer: Any, call: int) -> None:
     mine, wanted = batches[side.rank], Wanted(side, batches)
     inputs = [sent_by(batch, way) for batch in batches]
     stats = torch.full((side.size.local,), 3, dtype=torch.int32, device="cuda")
-    x = inputs[side.rank] if way.fp8 else mine.x
+    x, options = given(inputs[side.rank], way), way.options(buffer)
+    if way.columns:
+        torch.cuda._sleep(BUSY_CYCLES)
     result = buffer.dispatch(
         x, mine.topk, mine.weights, stats, num_experts=side.experts, num_sms=SMS,
         expert_alignment=way.alignment, do_cpu_sync=way.sync, do_handle_copy=call % 3 != 0,
-        **way.options(buffer),
+        **options,
     )  # fmt: skip
     handle, event = result[3:]
     if way.aside:
@@ -194,10 +218,10 @@ def elastic_trip(side: Side, buffer: Any, call: int) -> None:
     # Other values by the same routes.
     turned = [tuple(t.view(torch.uint8).flip(0).view(t.dtype) for t in one) for one in inputs]
     weights = [b.weights * 2 for b in batches]
-    again = buffer.dispatch(
-        turned[side.rank] if way.fp8 else turned[side.rank][0],
-        topk_weights=weights[side.rank], handle=handle, **way.options(buffer),
-    )  # fmt: skip
+    x_again, options = given(turned[side.rank], way), way.options(buffer)
+    if way.columns:
+        torch.cuda._sleep(BUSY_CYCLES)
+    again = buffer.dispatch(x_again, topk_weights=weights[side.rank], handle=handle, **options)
     if way.aside:
         again[4].current_stream_wait()
     assert again[3] is handle
