@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "atomics_choice.h"
+#include "stripes.h"
 
 namespace epfabric::agent {
 
@@ -124,20 +125,33 @@ concept HardwareAtomics = Endpoint<T> && requires(T endpoint, PeerIndex peer, co
 // Completion.error of an operation that failed because its connection broke.
 inline constexpr int kBroken = ECONNRESET;
 
+// What an end tells its peer with a new connection: how many records it has taken, or as a line of
+// several how many immediates have come by each. Only connections of one era join (lines of a link
+// are made anew together).
+struct Told {
+  uint32_t era = 0;
+  std::array<uint32_t, kMaxLines> taken{};
+};
+
 // An endpoint whose connections can be made anew. next_broken() names one that broke, here or at
 // the peer, since the last call; posts on it are refused with -EAGAIN. sever() takes a step of
 // ending it, and is true once poll() has told of all that came of it, and that what was under way
 // failed with kBroken: nothing that the peer sent on it arrives any more. remake() makes the next
-// one and tells the peer `taken`; what the peer told, taken(), is known once met(). broken_by():
-// why it broke.
+// one; what the peer told, told(), is known once met(). An unordered endpoint tells by itself, and
+// says of an operation that failed with kBroken whether it arrived(). broken_by(): why it broke.
 template <class T>
 concept Mending =
-    Endpoint<T> && requires(T endpoint, PeerIndex peer, PeerIndex& out, uint32_t taken) {
+    Endpoint<T> &&
+    requires(T endpoint, PeerIndex peer, PeerIndex& out, const Told& told) {
       { endpoint.next_broken(out) } -> std::same_as<bool>;
       { endpoint.sever(peer) } -> std::same_as<bool>;
-      { endpoint.remake(peer, taken) };
-      { endpoint.taken(peer) } -> std::same_as<uint32_t>;
+      { endpoint.remake(peer, told) };
       { endpoint.broken_by(peer) } -> std::same_as<const std::string&>;
-    };
+    } &&
+    (requires(T endpoint, PeerIndex peer) {
+      { endpoint.told(peer) } -> std::same_as<const Told&>;
+    } || requires(T endpoint, PeerIndex peer, void* context) {
+      { endpoint.arrived(peer, context) } -> std::same_as<bool>;
+    });
 
 }  // namespace epfabric::agent

@@ -139,6 +139,7 @@ struct Gate {
   Arrivals arrivals;
   Operation* waiting = nullptr;  // for credit, in order
   Operation* last_waiting = nullptr;
+  uint32_t waits = 0;
 
   explicit Gate(uint64_t first) : departures(first), arrivals(first) {}
 };

@@ -53,6 +53,7 @@ bool RemoteTransport<E>::post_credit(Link& link) {
     if (!arrivals.may_credit()) return false;
     Operation* operation = take_operation(link, Operation::Kind::kCredit, nullptr, 8);
     if (operation == nullptr) return false;
+    remember(operation, nullptr, false);
     const Piece scratch = scratch_of(link);
     const uint32_t imm =
         pack_imm({kImmCredit, link.domain, static_cast<uint16_t>(arrivals.taken())});
@@ -74,6 +75,7 @@ bool RemoteTransport<E>::post_ask(Link& link) {
   }
   Operation* operation = take_operation(link, Operation::Kind::kRecord, nullptr, 8);
   if (operation == nullptr) return false;
+  remember(operation, nullptr, false);
   const Piece scratch = scratch_of(link);
   const uint32_t imm = pack_imm({kImmAsk, link.domain, departures.sequence()});
   if (!posted(endpoint_.write_with_imm(link.peer, {&scratch, 1}, imm, operation), operation))
@@ -99,6 +101,7 @@ bool RemoteTransport<E>::await_credit(Link& link, Ring* ring) {
   Gate& gate = *link.gate;
   (gate.waiting == nullptr ? gate.waiting : gate.last_waiting->next) = operation;
   gate.last_waiting = operation;
+  gate.waits += 1;
   return true;
 }
 
@@ -109,6 +112,7 @@ void RemoteTransport<E>::end_waits(Link& link, uint64_t delivered) {
     Operation* operation = gate.waiting;
     gate.waiting = operation->next;
     waits_ -= 1;
+    gate.waits -= 1;
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
   }

@@ -6,6 +6,8 @@
 // connection, so that nothing of it arrives any more, and tell each other with the new one how many
 // records they have taken. A record that was taken is not sent again, nor is a write before it,
 // which was there before the record was: its destination may be in use again. All others are.
+// An unordered endpoint knows of each write whether it arrived, and those that did not are sent
+// again under their sequences.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +16,16 @@
 
 namespace epfabric::agent {
 
+// Operations that are none of the network's.
+inline uint32_t waits_of(const Link& link) { return link.gate ? link.gate->waits : 0; }
+
 // Keeps what is needed to post the operation again.
 template <Endpoint E>
 void RemoteTransport<E>::remember(Operation* operation, const Piece* payload, bool record) {
   if constexpr (Mending<E>) {
     Link& link = *operation->link;
     operation->order = link.order++;
+    if constexpr (Unordered<E>) operation->order = link.gate->departures.total();
     operation->payload = payload != nullptr ? *payload : Piece{};
     operation->record = record ? link.outbox.total() : kNoRecord;
   }
@@ -69,16 +75,18 @@ std::string RemoteTransport<E>::mend_link(Link& link)
   }
   switch (link.mend) {
     case Mend::kBroken:
-      if (!endpoint_.sever(link.peer) || link.held != link.inflight) return "";
+      if (!endpoint_.sever(link.peer) || link.held + waits_of(link) != link.inflight) return "";
       if (link.tries >= limits_.tries)
         return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
-      endpoint_.remake(link.peer, static_cast<uint32_t>(link.inbox.total()));
+      endpoint_.remake(link.peer, {0, {static_cast<uint32_t>(link.inbox.total())}});
       link.mend = Mend::kMeeting;
       return "";
     case Mend::kMeeting:
       if (!endpoint_.met(link.peer)) return "";
-      if (!link.outbox.acknowledge(endpoint_.taken(link.peer)))
-        return "it took records that were never sent";
+      if constexpr (!Unordered<E>) {
+        if (!link.outbox.acknowledge(endpoint_.told(link.peer).taken[0]))
+          return "it took records that were never sent";
+      }
       collect(link);
       link.tries += link.journal.empty() ? 0 : 1;
       link.mend = Mend::kReplaying;
@@ -107,14 +115,28 @@ void RemoteTransport<E>::collect(Link& link)
   bool taken = false;  // a later record; whatever its ring: the connection kept the order
   for (size_t i = link.journal.size(); i-- > 0;) {
     Operation* operation = link.journal[i];
-    const bool record = operation->record != kNoRecord;
-    taken = taken || (record && operation->record < link.outbox.acknowledged());
-    if (!taken || (!record && operation->kind != Operation::Kind::kPart)) continue;
+    if (!arrived(link, operation, taken)) continue;
     if (operation->ring != nullptr) operation->ring->part_done(operation->ticket);
     give_back(operation);
     link.journal[i] = nullptr;
   }
   std::erase(link.journal, nullptr);
+}
+
+// `taken`: whether a later one was.
+template <Endpoint E>
+bool RemoteTransport<E>::arrived(Link& link, Operation* operation, bool& taken)
+  requires Mending<E>
+{
+  if constexpr (Unordered<E>) {
+    const bool out = endpoint_.arrived(link.peer, operation);
+    if (out && operation->kind == Operation::Kind::kCredit) link.gate->arrivals.credited();
+    return out;
+  } else {
+    const bool record = operation->record != kNoRecord;
+    taken = taken || (record && operation->record < link.outbox.acknowledged());
+    return taken && (record || operation->kind == Operation::Kind::kPart);
+  }
 }
 
 template <Endpoint E>
@@ -124,7 +146,8 @@ std::string RemoteTransport<E>::replay(Link& link)
   const size_t last = std::min(link.journal.size(), link.replayed + kReplaysAtOnce);
   for (; link.replayed < last; ++link.replayed) {
     Operation* operation = link.journal[link.replayed];
-    if (operation->abandoned && operation->record == kNoRecord) {
+    // Over an unordered endpoint its sequence is awaited.
+    if (!Unordered<E> && operation->abandoned && operation->record == kNoRecord) {
       give_back(operation);
       continue;
     }
@@ -151,22 +174,51 @@ ssize_t RemoteTransport<E>::post_again(Link& link, Operation* operation)
   requires Mending<E>
 {
   if (operation->record == kNoRecord) {
+    if constexpr (Unordered<E>) return announce_again(link, operation);
     if (operation->kind != Operation::Kind::kPart)
       return endpoint_.write_through(link.peer, scratch_of(link), operation);
     return endpoint_.write(link.peer, {&operation->payload, 1}, operation);
   }
   // It lies where it was staged: its slot is not free before it was taken.
   ControlRecord* record = link.outbox.staged(operation->record);
-  // Its rank is masked: the number is used up, but nothing is said by it, nor sent with it.
-  if (operation->abandoned && is_order(record->kind)) record->kind = RecordKind::kCredit;
+  // Its rank is masked: the number is used up, but nothing is said by it, nor sent with it. Over an
+  // unordered endpoint an ATOMIC goes, since the other half of a CAS may be there already.
+  const bool says = Unordered<E> ? record->kind == RecordKind::kSignal : is_order(record->kind);
+  if (operation->abandoned && says) record->kind = RecordKind::kCredit;
   if (operation->abandoned) operation->payload = {};
-  record->consumed = static_cast<uint32_t>(link.inbox.total());
+  uint64_t consumed = link.inbox.total();
+  auto sequence = static_cast<uint16_t>(operation->record);
+  if constexpr (Unordered<E>) {
+    consumed = link.gate->arrivals.tellable();
+    sequence = static_cast<uint16_t>(operation->order);
+  }
+  record->consumed = static_cast<uint32_t>(consumed);
   const Piece staged = piece_of(link, record, operation->record);
   const Piece pieces[] = {operation->payload.bytes != 0 ? operation->payload : staged, staged};
   const size_t count = operation->payload.bytes != 0 ? 2 : 1;
-  const uint32_t imm =
-      pack_imm({kImmControl, link.domain, static_cast<uint16_t>(operation->record)});
+  const uint32_t imm = pack_imm({kImmControl, link.domain, sequence});
   return endpoint_.write_with_imm(link.peer, {pieces, count}, imm, operation);
+}
+
+// What has no record, over an unordered endpoint. A credit says how far it is now.
+template <Endpoint E>
+ssize_t RemoteTransport<E>::announce_again(Link& link, Operation* operation)
+  requires Mending<E>
+{
+  using Kind = Operation::Kind;
+  const bool payload = operation->kind == Kind::kPart && !operation->abandoned;
+  const Piece piece = payload ? operation->payload : scratch_of(link);
+  if (operation->kind == Kind::kProbe) return endpoint_.write(link.peer, {&piece, 1}, operation);
+  const bool credit = operation->kind == Kind::kCredit;
+  Arrivals& arrivals = link.gate->arrivals;
+  const uint32_t type = credit                             ? kImmCredit
+                        : operation->kind == Kind::kRecord ? kImmAsk
+                                                           : kImmPayload;
+  const uint64_t value = credit ? arrivals.taken() : operation->order;
+  const uint32_t imm = pack_imm({type, link.domain, static_cast<uint16_t>(value)});
+  const ssize_t result = endpoint_.write_with_imm(link.peer, {&piece, 1}, imm, operation);
+  if (credit && result == 0) arrivals.credit();
+  return result;
 }
 
 }  // namespace epfabric::agent

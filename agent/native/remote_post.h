@@ -84,6 +84,7 @@ template <Endpoint E>
 void RemoteTransport<E>::add_operations(size_t count) {
   free_.reserve(operations_.size() + count);
   for (size_t i = 0; i < count; ++i) free_.push_back(&operations_.emplace_back());
+  if constexpr (requires { endpoint_.reserve(count); }) endpoint_.reserve(operations_.size());
 }
 
 // The provider may hold an abandoned operation for minutes: others take its place. On a connection

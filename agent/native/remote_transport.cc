@@ -19,7 +19,8 @@ template RemoteTransport<VerbsEndpoint>::RemoteTransport(const VerbsPort&, uint3
                                                          uint32_t, const Limits&, ProxyCount&);
 static_assert(Transport<VerbsTransport>);
 
-static_assert(Unordered<StripedVerbsEndpoint> && !Paced<StripedVerbsEndpoint>);
+static_assert(Unordered<StripedVerbsEndpoint> && Mending<StripedVerbsEndpoint> &&
+              !Paced<StripedVerbsEndpoint>);
 template class RemoteTransport<StripedVerbsEndpoint>;
 template RemoteTransport<StripedVerbsEndpoint>::RemoteTransport(const VerbsLines&, uint32_t,
                                                                 const Shape&, uint32_t,

@@ -118,7 +118,11 @@ class RemoteTransport {
     requires Mending<E>;
   std::string replay(Link& link)
     requires Mending<E>;
+  bool arrived(Link& link, Operation* operation, bool& taken)
+    requires Mending<E>;
   ssize_t post_again(Link& link, Operation* operation)
+    requires Mending<E>;
+  ssize_t announce_again(Link& link, Operation* operation)
     requires Mending<E>;
   Piece piece_of(const Link& link, const ControlRecord* staged, uint64_t number) const;
   void caught_up(Link& link);

@@ -1,6 +1,7 @@
 // Several endpoints as one: a link's writes go over all of them, each over the line that will be
 // through with it first. So no order is left between two writes, and remote_gate.h gives it back.
 // A line is an endpoint of a NIC's port. Satisfies endpoint.h; instantiated by verbs_transport.h.
+// striped_mend.h has what follows when a line's connection breaks.
 #pragma once
 
 #include <sys/epoll.h>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "budget.h"
 #include "memory.h"
 #include "record.h"
 #include "striped_address.h"
@@ -22,6 +24,7 @@ class StripedEndpoint {
  public:
   static constexpr bool kUnordered = true;
   using Descriptors = std::array<void*, kMaxLines>;
+  using Counts = std::array<uint32_t, kMaxLines>;
 
   // Memory registered with every line, where it begins at the same place. Its remote key says which
   // it is, counted as registered; the lines' keys for it stand in address().
@@ -38,20 +41,35 @@ class StripedEndpoint {
     for (const auto& line : network.lines) lines_.emplace_back(line);
     if (lines_.empty() || lines_.size() > kMaxLines)
       throw NativeError("a striped endpoint has 1-" + std::to_string(kMaxLines) + " lines");
+    reserve(kOperations);
   }
+  // So many writes may be under way.
+  void reserve(size_t writes);
 
   LocalKey register_memory(std::byte* data, uint64_t bytes);
   // Names the memory that is registered by now, and no other.
   std::vector<std::byte> address() const;
   PeerIndex insert(const PeerAddress& peer);
   // One line a call: it may take a while, and others wait for the turn's end.
-  void meet() {
-    lines_[meeting_].meet();
-    meeting_ = meeting_ + 1 < lines_.size() ? meeting_ + 1 : 0;
-  }
+  void meet();
   bool met(PeerIndex index) const;
   void attend();
-  const std::string& fault(PeerIndex index) const;
+  const std::string& fault(PeerIndex index) const { return peers_[index].fault; }
+  bool next_broken(PeerIndex& out)
+    requires Mending<E>;
+  bool sever(PeerIndex index)
+    requires Mending<E>;
+  // On every line; it goes on over those that come to be met.
+  void remake(PeerIndex index, const Told&)
+    requires Mending<E>;
+  // Once for each connection: afterwards it is not known of that one any more.
+  bool arrived(PeerIndex index, void* context)
+    requires Mending<E>;
+  const std::string& broken_by(PeerIndex index) const
+    requires Mending<E>
+  {
+    return peers_[index].broken;
+  }
 
   uint64_t max_bytes() const;
   bool gathers() const;
@@ -76,6 +94,16 @@ class StripedEndpoint {
     std::vector<uint64_t> keys;  // by piece of memory, then by `lines`
     size_t lines;                // the peer's
     std::string fault;
+    std::string broken;     // why lines are out
+    bool shut = false;      // it has a fault, or has to break before more is posted
+    Told own{};             // with immediates of the peer that came by each line
+    Counts sent{};          // likewise to the peer, for certain
+    uint32_t given_up = 0;  // lines, as bits
+  };
+  // Which immediate of a line a write that failed had; left in the caller's context.
+  struct Place {
+    uint32_t line = kMaxLines;  // this: none
+    uint32_t number = 0;
   };
   // The context of a write under way.
   struct Flight {
@@ -83,24 +111,33 @@ class StripedEndpoint {
     void* told = nullptr;            // the caller's
     Peer* peer = nullptr;
     uint64_t bytes = 0;
+    Place place{};
   };
 
   ssize_t post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context);
-  ssize_t post(uint32_t line, const Peer& peer, Pieces pieces, const uint32_t* imm, Flight* flight);
-  Flight* take_flight();
+  ssize_t post(uint32_t line, Peer& peer, Pieces pieces, const uint32_t* imm, Flight* flight);
   void settle(uint32_t line, Completion& done);
+  bool faulty(const Peer& peer, uint32_t line) const {
+    return !lines_[line].fault(peer.at[line]).empty();
+  }
+  void join(Peer& peer)
+    requires Mending<E>;
+  void look_for_faults()
+    requires Mending<E>;
   bool watch_fd(uint32_t line, int fd);
 
   const Selection selection_;
   std::deque<E> lines_;
-  std::vector<uint64_t> keys_;  // by piece of memory, then by line
-  std::deque<Peer> peers_;      // never moved
+  std::vector<uint64_t> keys_;                            // by piece of memory, then by line
+  std::deque<Peer> peers_;                                // never moved
+  std::array<std::vector<PeerIndex>, kMaxLines> owners_;  // by line, then by its own name of a peer
   std::deque<Flight> flights_;
   std::vector<Flight*> free_;
-  Stripes::Bytes inflight_{};                           // by line, to all peers
-  std::vector<std::pair<size_t, PeerIndex>> severing_;  // by line: connections that broke
-  uint32_t first_ = 0;                                  // to be polled next
-  uint32_t meeting_ = 0;                                // to meet its peers next
+  Stripes::Bytes inflight_{};      // by line, to all peers
+  std::vector<PeerIndex> broken_;  // to be told of
+  uint32_t looks_ = 0;             // of attend()
+  uint32_t first_ = 0;             // to be polled next
+  uint32_t meeting_ = 0;           // to meet its peers next
   FileDescriptor waiting_;
   std::array<int, kMaxLines> waited_fds_{};
 };
@@ -141,50 +178,56 @@ PeerIndex StripedEndpoint<E>::insert(const PeerAddress& peer) {
              {},
              std::move(theirs.keys),
              theirs.lines.size(),
-             ""};
-  for (size_t i = 0; i < count; ++i)
+             "",
+             "",
+             false};
+  for (size_t i = 0; i < count; ++i) {
     added.at.push_back(lines_[i].insert({theirs.lines[i], peer.own_domain, peer.their_domain}));
+    owners_[i].resize(added.at[i] + 1);
+    owners_[i][added.at[i]] = peers_.size();
+  }
   peers_.push_back(std::move(added));
   return peers_.size() - 1;
 }
 
 template <Endpoint E>
+void StripedEndpoint<E>::reserve(size_t writes) {
+  free_.reserve(writes);
+  while (flights_.size() < writes) free_.push_back(&flights_.emplace_back());
+}
+
+template <Endpoint E>
+void StripedEndpoint<E>::meet() {
+  lines_[meeting_].meet();
+  meeting_ = meeting_ + 1 < lines_.size() ? meeting_ + 1 : 0;
+  if constexpr (Mending<E>) {
+    for (Peer& peer : peers_) join(peer);
+  }
+}
+
+// At first all lines, later those that are left.
+template <Endpoint E>
 bool StripedEndpoint<E>::met(PeerIndex index) const {
   const Peer& peer = peers_[index];
+  if (peer.own.era > 0) return peer.stripes.up() != 0;
   for (size_t i = 0; i < peer.at.size(); ++i) {
     if (!lines_[i].met(peer.at[i])) return false;
   }
   return true;
 }
 
-// A connection of one line that breaks ends its peer: what failed on it may not be sent again over
-// another one, as it may still arrive over this one.
 template <Endpoint E>
 void StripedEndpoint<E>::attend() {
-  for (size_t i = 0; i < lines_.size(); ++i) {
-    lines_[i].attend();
-    if constexpr (Mending<E>) {
-      PeerIndex broken = 0;
-      while (lines_[i].next_broken(broken)) {
-        for (Peer& peer : peers_) {
-          if (i < peer.at.size() && peer.at[i] == broken && peer.fault.empty())
-            peer.fault = "its connection broke: " + lines_[i].broken_by(broken);
-        }
-        severing_.emplace_back(i, broken);
-      }
+  for (E& line : lines_) line.attend();
+  if constexpr (Mending<E>) {
+    look_for_faults();
+  } else {
+    for (Peer& peer : peers_) {
+      for (size_t i = 0; i < peer.at.size() && peer.fault.empty(); ++i)
+        peer.fault = lines_[i].fault(peer.at[i]);
+      peer.shut = !peer.fault.empty();
     }
   }
-  if constexpr (Mending<E>)  // what is under way on it fails then
-    std::erase_if(severing_, [this](const auto& at) { return lines_[at.first].sever(at.second); });
-}
-
-template <Endpoint E>
-const std::string& StripedEndpoint<E>::fault(PeerIndex index) const {
-  const Peer& peer = peers_[index];
-  for (size_t i = 0; i < peer.at.size(); ++i) {
-    if (const std::string& why = lines_[i].fault(peer.at[i]); !why.empty()) return why;
-  }
-  return peer.fault;
 }
 
 // A stripe and a record behind it.
@@ -200,30 +243,29 @@ bool StripedEndpoint<E>::gathers() const {
   return std::all_of(lines_.begin(), lines_.end(), [](const E& line) { return line.gathers(); });
 }
 
-template <Endpoint E>
-typename StripedEndpoint<E>::Flight* StripedEndpoint<E>::take_flight() {
-  if (free_.empty()) return &flights_.emplace_back();
-  Flight* out = free_.back();
-  free_.pop_back();
-  return out;
-}
-
-// A line that is full leaves the write to the next best.
+// A line that is full leaves the write to the next best. One that was given up may have half of it.
 template <Endpoint E>
 ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context) {
-  if (!peer.fault.empty()) return -ENOTCONN;
+  if (peer.shut) return peer.fault.empty() ? -EAGAIN : -ENOTCONN;
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) {
     if (piece.key >= peer.keys.size() / peer.lines) return -EINVAL;
     bytes += piece.bytes;
   }
-  Flight* flight = take_flight();
-  *flight = {{}, context, &peer, bytes};
+  if (free_.empty()) return -EAGAIN;
+  Flight* flight = free_.back();
+  free_.pop_back();
+  *flight = {{}, context, &peer, bytes, {}};
   ssize_t result = -EAGAIN;
-  for (uint32_t among = peer.stripes.all(); among != 0 && result == -EAGAIN;) {
+  for (uint32_t among = peer.stripes.up(); among != 0 && result == -EAGAIN;) {
     const uint32_t line = peer.stripes.choose(bytes, among, inflight_);
     among &= ~(1u << line);
     result = post(line, peer, pieces, imm, flight);
+    if (Mending<E> && result != 0 && result != -EAGAIN && faulty(peer, line)) {
+      peer.shut = true;
+      result = -EAGAIN;
+      break;
+    }
     if (result != 0) continue;
     peer.stripes.posted(line, bytes);
     inflight_[line] += bytes;
@@ -234,8 +276,8 @@ ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm,
 }
 
 template <Endpoint E>
-ssize_t StripedEndpoint<E>::post(uint32_t line, const Peer& peer, Pieces pieces,
-                                 const uint32_t* imm, Flight* flight) {
+ssize_t StripedEndpoint<E>::post(uint32_t line, Peer& peer, Pieces pieces, const uint32_t* imm,
+                                 Flight* flight) {
   std::array<Piece, kMaxPieces> out;
   for (size_t i = 0; i < pieces.size(); ++i) {
     out[i] = pieces[i];
@@ -244,8 +286,11 @@ ssize_t StripedEndpoint<E>::post(uint32_t line, const Peer& peer, Pieces pieces,
   }
   const Pieces over{out.data(), pieces.size()};
   E& endpoint = lines_[line];
-  return imm != nullptr ? endpoint.write_with_imm(peer.at[line], over, *imm, flight)
-                        : endpoint.write(peer.at[line], over, flight);
+  if (imm == nullptr) return endpoint.write(peer.at[line], over, flight);
+  flight->place = {line, peer.sent[line]};
+  const ssize_t result = endpoint.write_with_imm(peer.at[line], over, *imm, flight);
+  if (result == 0) peer.sent[line] += 1;
+  return result;
 }
 
 // Another line is first each time, so that none waits for those that always have something.
@@ -264,11 +309,20 @@ size_t StripedEndpoint<E>::poll(Completion* out, size_t capacity) {
 
 template <Endpoint E>
 void StripedEndpoint<E>::settle(uint32_t line, Completion& done) {
-  if (done.record || done.context == nullptr) return;
+  if (done.record) {
+    const uint32_t domain = unpack_imm(done.imm).domain;
+    if (Mending<E> && domain < peers_.size()) peers_[domain].own.taken[line] += 1;
+    return;
+  }
+  if (done.context == nullptr) return;
   auto* flight = static_cast<Flight*>(done.context);
   flight->peer->stripes.completed(line, flight->bytes);
   inflight_[line] -= flight->bytes;
   done.context = flight->told;
+  if (Mending<E> && done.error != 0 && flight->peer->fault.empty()) {
+    done.error = kBroken;  // on this line; there are others
+    *static_cast<Place*>(done.context) = flight->place;
+  }
   free_.push_back(flight);
 }
 
@@ -314,3 +368,5 @@ uint64_t StripedEndpoint<E>::line_ns_per_kib() const
 }
 
 }  // namespace epfabric::agent
+
+#include "striped_mend.h"

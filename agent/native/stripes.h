@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -32,12 +33,15 @@ class Stripes {
  public:
   using Bytes = std::array<uint64_t, kMaxLines>;  // by line
 
-  explicit Stripes(uint32_t lines, Selection selection = Selection::kLeastInflight)
-      : count_(lines), selection_(selection) {
+  // `up`, as bits: those that there are now.
+  explicit Stripes(uint32_t lines, Selection selection = Selection::kLeastInflight,
+                   uint32_t up = (1u << kMaxLines) - 1)
+      : count_(lines), selection_(selection), up_(up & ((1u << lines) - 1)) {
     for (uint32_t line = 0; line < lines; ++line) carried(line, kFirst);
   }
 
-  uint32_t all() const { return (1u << count_) - 1; }
+  uint32_t up() const { return up_; }
+  void add(uint32_t line) { up_ |= 1u << line; }
   // The line of `among` (bits, not none) for so many bytes. Of two that are alike the one with less
   // in `others`, what is under way on each to all peers.
   uint32_t choose(uint64_t bytes, uint32_t among, const Bytes& others) const {
@@ -60,7 +64,7 @@ class Stripes {
     inflight_[line] += bytes;
   }
   void completed(uint32_t line, uint64_t bytes) {
-    const bool compared = busy_ == count_;
+    const bool compared = busy_ == static_cast<uint32_t>(std::popcount(up_));
     inflight_[line] -= bytes;
     const bool idle = inflight_[line] == 0;
     busy_ -= idle ? 1 : 0;
@@ -68,7 +72,7 @@ class Stripes {
     carried(line, bytes);
     // The comparison ends here. What the others are at is half through, as far as anyone knows.
     for (uint32_t other = 0; idle && other < count_; ++other) {
-      if (other != line) carried(other, bytes / 2);
+      if (other != line && (up_ >> other & 1) != 0) carried(other, bytes / 2);
     }
   }
 
@@ -96,6 +100,7 @@ class Stripes {
 
   uint32_t count_;
   Selection selection_;
+  uint32_t up_;
   uint32_t next_ = 0;
   uint32_t busy_ = 0;  // lines with something under way
   Bytes inflight_{};

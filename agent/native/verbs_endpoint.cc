@@ -182,9 +182,9 @@ void VerbsEndpoint::blame(Peer& peer, const ibv_wc& done, const std::string& wha
     case IBV_WC_RESP_TIMEOUT_ERR:
     case IBV_WC_REM_ABORT_ERR:
     case IBV_WC_FATAL_ERR:
-      return disturb(peer, what + text_of_status(done));
+      return disturb(peer, device_.name() + ": " + what + text_of_status(done));
     default:
-      return kill(peer, what + text_of_status(done));
+      return kill(peer, device_.name() + ": " + what + text_of_status(done));
   }
 }
 
@@ -262,10 +262,10 @@ bool VerbsEndpoint::post_end(Peer& peer) {
   return true;
 }
 
-void VerbsEndpoint::remake(PeerIndex index, uint32_t taken) {
+void VerbsEndpoint::remake(PeerIndex index, const Told& told) {
   Peer& peer = peers_[index];
-  peer.link = again(peer.link);
-  peer.told = taken;
+  peer.link = again(peer.link, told.era);
+  peer.own = told;
   peer.down = false;
   try {
     prepare(peer);

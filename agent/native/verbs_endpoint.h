@@ -63,8 +63,8 @@ class VerbsEndpoint {
   void disturb(PeerIndex peer, const std::string& why) { disturb(peers_[peer], why); }
   bool next_broken(PeerIndex& out);
   bool sever(PeerIndex peer);
-  void remake(PeerIndex peer, uint32_t taken);
-  uint32_t taken(PeerIndex peer) const { return peers_[peer].taken; }
+  void remake(PeerIndex peer, const Told& told);
+  const Told& told(PeerIndex peer) const { return peers_[peer].theirs; }
   const std::string& broken_by(PeerIndex peer) const { return peers_[peer].broken; }
 
  private:
@@ -93,8 +93,7 @@ class VerbsEndpoint {
     std::string fault;
     bool down = false;   // its connection broke, and the next one is not begun
     std::string broken;  // why it broke last
-    uint32_t told = 0;   // records that were taken when the queue pair was made, here
-    uint32_t taken = 0;  // and at the peer
+    Told own, theirs;    // told when the queue pair was made, here and at the peer
   };
   // What a context begins with while it is under way.
   struct Posting {

@@ -2,6 +2,7 @@
 // is answered. What travels, and what becomes of what came; pure. Used by verbs_endpoint.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "error.h"
+#include "stripes.h"
 #include "verbs_choice.h"
 
 namespace epfabric::agent {
@@ -42,9 +44,10 @@ struct Greeting {
   uint32_t generation = 0;    // of the connection, from 1: both ends' queue pairs have the same
   uint32_t seen = 0;          // the same, once the sender is ready to receive from it; else 0
   uint32_t acknowledged = 0;  // the same, once the sender knows the receiver to be ready; else 0
-  uint32_t taken = 0;         // records that the sender has taken
+  uint32_t era = 0;           // as in endpoint.h's Told
+  std::array<uint32_t, kMaxLines> taken{};
 };
-static_assert(sizeof(Greeting) == 64);
+static_assert(sizeof(Greeting) == 96);
 
 template <class T>
 std::vector<std::byte> bytes_of(const T& value) {
@@ -72,6 +75,7 @@ struct Acquaintance {
   uint32_t generation = 1;
   uint32_t seen = 0;          // the generation, once the own queue pair is connected
   uint32_t acknowledged = 0;  // the generation, once the peer is known to be ready to receive
+  uint32_t era = 0;
 
   // Writes may be posted. Before, the peer would not answer them.
   bool met() const { return seen != 0 && acknowledged == generation; }
@@ -85,15 +89,21 @@ enum class Answer : uint8_t {
 };
 
 // Of the connection after this one.
-constexpr Acquaintance again(const Acquaintance& link) { return {link.generation + 1, 0, 0}; }
+constexpr Acquaintance again(const Acquaintance& link, uint32_t era) {
+  return {link.generation + 1, 0, 0, era};
+}
+constexpr Acquaintance again(const Acquaintance& link) { return again(link, link.era); }
 
 // Takes note of a greeting that is meant for this link. Only queue pairs of the same generation are
 // connected, so that neither end takes an older one's for the present one. Who is behind goes on to
 // the other's: with a queue pair that was never connected, and has carried nothing, at once.
+// Nobody goes on to another era by itself: what came on all lines has to be told before.
 inline Answer hear(Acquaintance& link, const Greeting& greeting) {
+  if (greeting.era != link.era)
+    return greeting.era > link.era ? Answer::kConflict : Answer::kNothing;
   if (greeting.generation < link.generation) return Answer::kNothing;
   if (greeting.generation > link.generation && link.seen != 0) return Answer::kConflict;
-  if (greeting.generation > link.generation) link = {greeting.generation, 0, 0};
+  if (greeting.generation > link.generation) link = {greeting.generation, 0, 0, link.era};
   if (greeting.seen == link.generation) link.acknowledged = greeting.seen;
   if (link.seen == 0) return Answer::kConnect;
   return greeting.acknowledged == greeting.generation ? Answer::kNothing : Answer::kRepeat;

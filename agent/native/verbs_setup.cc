@@ -243,7 +243,7 @@ void VerbsEndpoint::connect(Peer& peer, const Greeting& greeting) {
        IBV_QP_MAX_QP_RD_ATOMIC);
   peer.room = device_.sizes().send;
   peer.link.seen = greeting.generation;
-  peer.taken = greeting.taken;
+  peer.theirs = {greeting.era, greeting.taken};
 }
 
 // Without room it is left to the next meet().
@@ -259,7 +259,8 @@ void VerbsEndpoint::greet(Peer& peer) {
   greeting.generation = peer.link.generation;
   greeting.seen = peer.link.seen;
   greeting.acknowledged = peer.link.acknowledged;
-  greeting.taken = peer.told;
+  greeting.era = peer.link.era;
+  greeting.taken = peer.own.taken;
   std::memcpy(note, &greeting, sizeof(greeting));
   ibv_sge place{reinterpret_cast<uint64_t>(note), sizeof(greeting), notes_region_->lkey};
   ibv_send_wr request{};

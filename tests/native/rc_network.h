@@ -104,6 +104,7 @@ class RcEndpoint {
     End& end = ends_[peer];
     if (!end.ending) {
       work_ += 1;
+      fail(end);
       end.ending = true;
       for (auto& [stores, flight] : end.incoming) {
         if (network_.changing_ == &flight) change(flight);
@@ -115,12 +116,12 @@ class RcEndpoint {
     destroy(end);
     return true;
   }
-  void remake(PeerIndex peer, uint32_t taken) {
+  void remake(PeerIndex peer, const agent::Told& told) {
     End& end = ends_[peer];
     work_ += 1;
     destroy(end);
-    end.link = again(end.link);
-    end.told = taken;
+    end.link = again(end.link, told.era);
+    end.own = told;
     end.alive = true;
     end.failed = end.ending = end.drained = false;
   }
@@ -130,7 +131,7 @@ class RcEndpoint {
     end.fault = why;
     flush(end, EIO);
   }
-  uint32_t taken(PeerIndex peer) const { return ends_[peer].taken; }
+  const agent::Told& told(PeerIndex peer) const { return ends_[peer].theirs; }
   const std::string& broken_by(PeerIndex) const { return why_; }
 
  private:
@@ -167,7 +168,7 @@ class RcEndpoint {
     agent::Acquaintance link{};
     bool alive = true, failed = false, ending = false, drained = false;
     std::string fault{};
-    uint32_t told = 0, taken = 0;
+    agent::Told own{}, theirs{};
     std::deque<Flight> flights{};
     // What came of the peer's connection after it had broken there: it may be done while this end
     // has not severed.
@@ -178,9 +179,8 @@ class RcEndpoint {
                std::optional<Change> change = {}) {
     End& end = ends_[peer];
     if (!end.fault.empty()) return -ENOTCONN;
-    if (!met(peer) || end.failed) return -EAGAIN;
-    if (end.flights.size() >= network_.rules.queue || network_.one_in(network_.rules.refuse_one_in))
-      return -EAGAIN;
+    if (!met(peer) || end.failed || end.flights.size() >= network_.rules.queue) return -EAGAIN;
+    if (network_.one_in(network_.rules.refuse_one_in)) return -EAGAIN;
     network_.posted_ += 1;
     end.flights.push_back({{pieces.begin(), pieces.end()},
                            end.link.generation,
@@ -201,12 +201,13 @@ class RcEndpoint {
 
   void greet(End& end) {
     End* other = other_end(end);
-    if (other == nullptr || network_.one_in(network_.rules.miss_one_in)) return;
+    if (other == nullptr || network_.misses()) return;
     agent::Greeting greeting;
     greeting.generation = end.link.generation;
     greeting.seen = end.link.seen;
     greeting.acknowledged = end.link.acknowledged;
-    greeting.taken = end.told;
+    greeting.era = end.link.era;
+    greeting.taken = end.own.taken;
     network_.endpoints_[end.peer]->hear_from(*other, greeting);
   }
   void hear_from(End& end, const agent::Greeting& greeting) {
@@ -215,7 +216,7 @@ class RcEndpoint {
     if (answer == agent::Answer::kConflict) fail(end);
     if (answer == agent::Answer::kConnect) {
       end.link.seen = greeting.generation;
-      end.taken = greeting.taken;
+      end.theirs = {greeting.era, greeting.taken};
     }
     if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) greet(end);
   }
@@ -224,8 +225,7 @@ class RcEndpoint {
 
   void destroy(End& end) {
     end.alive = false;
-    const size_t index = index_of(end);
-    std::erase_if(completions_, [index](const Queued& queued) { return queued.end == index; });
+    std::erase_if(completions_, [&](const Queued& queued) { return queued.end == index_of(end); });
   }
 
   // The connection breaks at this end.
@@ -298,7 +298,7 @@ class RcEndpoint {
 
   // One step of one connection.
   void step(End& end) {
-    End* other = other_end(end);
+    End* other = network_.rules.dead ? nullptr : other_end(end);
     if (!end.incoming.empty() && network_.one_in(2)) {
       auto& [stores, flight] = end.incoming.front();
       if (flight.change && !flight.done) return change(flight);

@@ -19,6 +19,7 @@ struct RcRules {
   size_t polled = 64;             // completions of one poll
   uint64_t max_bytes = 512;
   bool still = false;       // nothing moves, and nobody meets
+  bool dead = false;        // nothing gets through any more
   bool unanswered = false;  // what is done completes only by a break
   bool busy = false;        // each poll finds something, of others
 };
@@ -46,6 +47,7 @@ class RcNetwork {
  private:
   friend class RcEndpoint;
   bool one_in(uint32_t n) { return n != 0 && random_() % n == 0; }
+  bool misses() { return rules.dead || one_in(rules.miss_one_in); }  // a greeting
   inline void step();
 
   std::minstd_rand random_;

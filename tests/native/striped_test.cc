@@ -6,6 +6,7 @@
 
 #include "contract_course.h"
 #include "fabric.h"
+#include "lines.h"
 #include "seed.h"
 #include "srd_network.h"
 #include "striped_endpoint.h"
@@ -24,26 +25,7 @@ constexpr uint64_t kWanted = 1'000'000;
 constexpr Course kCourse{25'000, 2'000'000};
 constexpr uint64_t kBelowWraps = (uint64_t{1} << 32) - 1500;
 
-// Networks of different delay, side by side.
-struct SrdLines {
-  std::deque<SrdNetwork> networks;
-  std::vector<std::reference_wrapper<SrdNetwork>> lines;
-  Selection selection = Selection::kLeastInflight;
-
-  void add(uint64_t seed, const SrdRules& rules) {
-    networks.emplace_back(seed, rules);
-    lines.emplace_back(networks.back());
-  }
-  void at(uint64_t) {}
-  void stop() {
-    for (SrdNetwork& network : networks) network.stop();
-  }
-  uint64_t posted() const {
-    uint64_t out = 0;
-    for (const SrdNetwork& network : networks) out += network.posted();
-    return out;
-  }
-};
+using SrdLines = Lines<SrdNetwork>;  // of different delay
 
 class StripedSrd : public StripedEndpoint<SrdEndpoint> {
  public:

@@ -126,6 +126,21 @@ TEST_CASE("a peer with another queue pair than the one that is connected is a co
   CHECK(hear(link, greeting) == Answer::kConflict);
 }
 
+TEST_CASE("nobody joins a connection of another era, nor goes on to one by itself") {
+  Acquaintance link;
+  Greeting greeting;
+  greeting.generation = 3;
+  greeting.era = 1;
+  CHECK(hear(link, greeting) == Answer::kConflict);
+  CHECK(link.generation == 1);
+  link = again(link, 1);
+  CHECK(hear(link, greeting) == Answer::kConnect);
+  CHECK(link.era == 1);
+  greeting.era = 0;
+  greeting.generation = 4;
+  CHECK(hear(link, greeting) == Answer::kNothing);
+}
+
 // Greetings come late, in any order and more than once; either end breaks whenever it likes.
 TEST_CASE("a greeting of an older try is not taken for one of the present") {
   std::mt19937_64 random(epfabric::test::seed());

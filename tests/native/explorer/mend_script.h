@@ -117,13 +117,13 @@ class MendEnd {
     }
     return drained_ || network_.flaw == MendFlaw::kUnpolled;
   }
-  void remake(PeerIndex, uint32_t taken) {
+  void remake(PeerIndex, const agent::Told& told) {
     queue_.clear();
     link_ = again(link_);
-    told_ = taken;
+    told_ = told;
     failed_ = ending_ = drained_ = false;
   }
-  uint32_t taken(PeerIndex) const { return heard_; }
+  const agent::Told& told(PeerIndex) const { return heard_; }
   const std::string& broken_by(PeerIndex) const { return why_; }
 
  protected:
@@ -222,7 +222,7 @@ class MendEnd {
     greeting.generation = link_.generation;
     greeting.seen = link_.seen;
     greeting.acknowledged = link_.acknowledged;
-    greeting.taken = told_;
+    greeting.taken = told_.taken;
     std::deque<agent::Greeting>& mail = other().mail_;
     const bool there = std::any_of(mail.begin(), mail.end(), [&](const agent::Greeting& one) {
       return std::memcmp(&one, &greeting, sizeof(one)) == 0;
@@ -241,7 +241,7 @@ class MendEnd {
     if (answer == agent::Answer::kConflict) fail(0);
     if (answer == agent::Answer::kConnect) {
       link_.seen = greeting.generation;
-      heard_ = greeting.taken;
+      heard_.taken = greeting.taken;
     }
     if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) send_greeting();
     return true;
@@ -277,7 +277,7 @@ class MendEnd {
   std::vector<std::byte*> memory_;
   agent::Acquaintance link_{};
   bool failed_ = false, noticed_ = true, ending_ = false, drained_ = false;
-  uint32_t told_ = 0, heard_ = 0;
+  agent::Told told_{}, heard_{};
   std::deque<Flight> flights_;  // on their way to the peer
   std::deque<Queued> queue_;
   std::deque<Late> late_;             // of the peer's connection that broke

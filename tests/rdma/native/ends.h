@@ -99,7 +99,7 @@ struct Ends {
       PeerIndex found = 0;
       if (end.endpoint.next_broken(found)) broken = true;
       if (broken && end.endpoint.sever(peer)) {
-        end.endpoint.remake(peer, static_cast<uint32_t>(end.records.size()));
+        end.endpoint.remake(peer, {0, {static_cast<uint32_t>(end.records.size())}});
         broken = false;
       }
       end.endpoint.meet();

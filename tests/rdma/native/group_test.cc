@@ -8,6 +8,7 @@
 
 #include "cores.h"
 #include "ends.h"
+#include "mended.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -66,21 +67,6 @@ constexpr const char* kFlap =
     "ip route replace 10.9.0.2 dev va0 src 10.9.0.1 table 101; "
     "ip route replace 10.9.0.1 dev vb0 src 10.9.0.2 table 102";
 constexpr int kMostFlaps = 20;
-
-struct Mended {
-  uint64_t ends = 0, operations = 0;
-};
-
-Mended mended_by(const CoreGroup& group) {
-  Mended out;
-  for (const RankPod& pod : group.pods) {
-    for (const auto& proxy : pod.session->proxies()) {
-      out.ends += proxy->count().mended.get();
-      out.operations += proxy->count().replayed.get();
-    }
-  }
-  return out;
-}
 
 // Rounds are taken for as long as links go down, so that each time something is under way.
 TEST_CASE("a group goes on over a link that goes down for a moment") {

@@ -75,8 +75,8 @@ TEST_CASE("a connection that broke at one end is made anew by both, and says wha
     broken.endpoint.disturb(round % 2 == 0 ? ends.to_a : ends.to_b, "the test breaks it");
     // The other end learns of it by the new connection's greeting.
     ends.mend();
-    CHECK(ends.a.endpoint.taken(ends.to_b) == 20 * (round + 1));
-    CHECK(ends.b.endpoint.taken(ends.to_a) == 0);
+    CHECK(ends.a.endpoint.told(ends.to_b).taken[0] == 20 * (round + 1));
+    CHECK(ends.b.endpoint.told(ends.to_a).taken[0] == 0);
   }
 }
 
@@ -96,7 +96,7 @@ TEST_CASE(
   CHECK_FALSE(ends.b.endpoint.sever(ends.to_a));
   ends.mend();
   CHECK(ends.b.records.size() == probes.size());
-  CHECK(ends.a.endpoint.taken(ends.to_b) == probes.size());
+  CHECK(ends.a.endpoint.told(ends.to_b).taken[0] == probes.size());
 }
 
 TEST_CASE("what is under way when a connection breaks fails once before it is ended") {
