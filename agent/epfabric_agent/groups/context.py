@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epfabric_agent.groups.coordinator import Coordinator
@@ -36,6 +36,8 @@ class NodeContext:
     """Something that a status shows may have changed."""
     give_up: Callable[[str], None]
     """Ends the agent, with the reason: something of its core can neither be ended nor be left."""
+    cause_s: float = field(default=0.5, kw_only=True)
+    """For the cause of a failed link to be heard; the pods' abort words are set by then."""
 
 
 @dataclass(frozen=True)

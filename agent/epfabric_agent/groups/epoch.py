@@ -99,8 +99,10 @@ class LocalEpoch:
                 dissemination=plan.dissemination,
             )
             if self.failing or self.closed:  # what ended it may have come before the core knew it
-                self._core.fail_epoch(self.handle, "it ended while it opened")
-                self._core.forget_group(self.handle)
+                try:
+                    self._core.fail_epoch(self.handle, "it ended while it opened")
+                finally:
+                    self._core.forget_group(self.handle)
                 raise NativeError("the epoch ended while it opened")
 
         try:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from epfabric_agent._native import Event
 
 COUNTERS_S = 0.3  # a group waits for its end meanwhile
-CAUSE_S = 0.5  # likewise; the pods' abort words are set by then
 MASK_S = 40.0  # a round of departures before, and its own
 UNREAD = "the counters of this node's NICs could not be read in time"
 _log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class EpochPart(ABC):
         elif event.kind == "failed":
             # A node that lost a rank tells the coordinator why, and ends its links to this node:
             # what comes of that may be seen here before the cause is heard.
-            await epoch.fails_in(CAUSE_S)
+            await epoch.fails_in(self._context.cause_s)
         if self.epoch is not epoch or epoch.failing:
             return
         if event.kind == "lost":
@@ -147,6 +146,8 @@ class EpochPart(ABC):
 
     async def _try_among(self, epoch: LocalEpoch) -> None:
         """Beside what the coordinator says, which may be that the epoch fails."""
+        if epoch.failing or epoch.closed:
+            return
         ranks = list(epoch.ranks.values())
         await try_among(ranks)
         if epoch.failing or epoch.closed:

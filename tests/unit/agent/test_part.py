@@ -16,6 +16,7 @@ from epfabric import messages
 from epfabric_agent import _native
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.coordinator import Coordinator, Seat
+from epfabric_agent.groups.epoch import LocalEpoch
 from epfabric_agent.groups.local_rank import LocalRank, Refusal, Stage
 from epfabric_agent.groups.membership import Membership
 from epfabric_agent.groups.part import JOIN_MARGIN_S, Part
@@ -38,11 +39,17 @@ class HeldCore:
         names = ("mask_ranks", "exclude_ranks", "close_epoch", "open_epoch")
         self.may = {name: threading.Event() for name in names}
         self.opened = threading.Event()
+        self.looked_at: Callable[[], object] = lambda: None
+        """By the agent's loop, when the epoch is open."""
         self.go_on()
 
     def go_on(self) -> None:
         for event in self.may.values():
             event.set()
+
+    def atomics(self, handle: int) -> str:
+        self.looked_at()
+        return str(self.core.atomics(handle))
 
     def __getattr__(self, name: str) -> Any:
         call, may = getattr(self.core, name), self.may.get(name)
@@ -59,7 +66,7 @@ class HeldCore:
 class Node(Coordinator):
     """The only node of a group, and its coordinator; `told` is what the pods and the agent hear."""
 
-    def __init__(self, join_s: float = WAIT_S) -> None:
+    def __init__(self, join_s: float, cause_s: float) -> None:
         limits = Limits(join_s=WAIT_S, mask=True)
         super().__init__(Membership(GROUP, 0, limits, bytes(16)), lambda _: None, lambda: None)
         self.core = HeldCore(_native.Core(address="127.0.0.1", provider="", idle="adaptive"))
@@ -83,6 +90,7 @@ class Node(Coordinator):
                 observe=self.observe,
                 changed=lambda: None,
                 give_up=lambda why: self.told.append((why, -1)),
+                cause_s=cause_s,
                 coordinator=lambda _: self,
                 next_handle=itertools.count(1).__next__,
                 orphaned=lambda _: self.told.append(("orphaned", -1)),
@@ -147,8 +155,8 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def node(join_s: float = WAIT_S) -> AsyncIterator[Node]:
-    made = Node(join_s)
+async def node(join_s: float = WAIT_S, cause_s: float = WAIT_S) -> AsyncIterator[Node]:
+    made = Node(join_s, cause_s)
     try:
         yield made
     finally:
@@ -253,6 +261,44 @@ async def test_an_epoch_that_fails_while_ranks_try_their_memory_ends_at_once() -
         assert all(local.nvlink is None for local in ranks), "it was waited for what they try"
 
 
+async def test_ranks_try_no_memory_for_an_epoch_that_failed_when_it_was_just_open() -> None:
+    async with node() as here:
+        ranks = [here.hello(rank) for rank in range(WORLD)]
+        for local in ranks:
+            local.offers.add(TRIAL, Offered(-1, 4096, ""))
+            local.on_trial = lambda _: here.told.append(("asked", -1))
+        lost: list[asyncio.Task[None]] = []
+
+        def open_now() -> None:
+            work = here.part.lost(ranks[1], "its process ended")
+            lost.append(asyncio.create_task(work))  # before what comes of the epoch
+
+        here.core.looked_at = open_now
+        joins = [asyncio.create_task(here.part.join(local)) for local in ranks]
+        for reply in await asyncio.wait_for(asyncio.gather(*joins), WAIT_S):
+            assert isinstance(reply, messages.ErrorReply), reply
+        await asyncio.wait_for(asyncio.gather(*lost), WAIT_S)
+        await here.epoch_ended(1)
+        assert ("asked", -1) not in here.told
+
+
+async def test_the_core_forgets_a_group_whose_epoch_does_not_end_that_opened_too_late() -> None:
+    def open_epoch(*_: Any, **__: Any) -> None:
+        epoch.fails()
+
+    def does_not_end(handle: int, reason: str) -> None:
+        raise _native.NativeError("a proxy did not stop")
+
+    forgotten: list[int] = []
+    core = SimpleNamespace(
+        open_epoch=open_epoch, fail_epoch=does_not_end, forget_group=forgotten.append
+    )
+    ranks = [cast("LocalRank", SimpleNamespace(rank=0, handle=5, session=None))]
+    epoch = LocalEpoch(cast("_native.Core", core), pb.Open(epoch=1), ranks, "a")
+    assert await epoch.open(barrier_timeout_ms=1000) == "a proxy did not stop"
+    assert forgotten == [5]
+
+
 async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:
     async with node() as here:
         joins = [asyncio.create_task(here.part.join(here.hello(0)))]
@@ -296,7 +342,7 @@ async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_o
 
 @pytest.mark.parametrize("cause", ["its process ended", ""])
 async def test_a_link_that_breaks_since_its_node_fails_is_not_told_as_the_cause(cause: str) -> None:
-    async with node() as here:
+    async with node(cause_s=WAIT_S if cause else 0.05) as here:
         ranks = await here.joined(epoch=1)
         event = SimpleNamespace(
             kind="failed", group=ranks[0].handle, ranks=[1], rank=1, detail="a write to it failed"
