@@ -19,18 +19,18 @@ class Failure:
     def __init__(self, node: str) -> None:
         self._node = node
         self._known = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may close a buffer meanwhile
         self._reason = ""
         self._closed = False
-        self._calls: list[Callable[[str], None]] = []
+        self._calls: dict[object, Callable[[str], None]] = {}
 
     def close(self, *, aborted: bool = False) -> None:
         """The session's owner ended it: no failure, but nothing can be waited for any more."""
         with self._lock:
             self._closed = not self._known.is_set()
             self._known.set()
-            calls, self._calls = self._calls, []
-        for call in calls if aborted else ():
+            calls, self._calls = self._calls, {}
+        for call in calls.values() if aborted else ():
             call("this session was aborted")
 
     def set(self, reason: str) -> bool:
@@ -40,25 +40,26 @@ class Failure:
                 return False
             self._reason = reason
             self._known.set()
-            calls, self._calls = self._calls, []
-        for call in calls:
+            calls, self._calls = self._calls, {}
+        for call in calls.values():
             call(reason)
         return True
 
     def when_set(self, call: Callable[[str], None]) -> Callable[[], None]:
         """call(reason) once, from any thread, when the session fails or its owner aborts it; at
         once where it has failed. Returns what takes it back."""
+        key = object()
         with self._lock:
-            over = self._known.is_set()
+            over, closed, reason = self._known.is_set(), self._closed, self._reason
             if not over:
-                self._calls.append(call)
-        if over and not self._closed:
-            call(self._reason)
-        return lambda: self._forget(call)
+                self._calls[key] = call
+        if over and not closed:
+            call(reason)
+        return lambda: self._forget(key)
 
-    def _forget(self, call: Callable[[str], None]) -> None:
+    def _forget(self, key: object) -> None:
         with self._lock:
-            self._calls = [other for other in self._calls if other is not call]
+            self._calls.pop(key, None)
 
     @property
     def happened(self) -> bool:

@@ -9,7 +9,7 @@ import socket as sockets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,7 +55,6 @@ class Session:
         self._timeout_s = timeout_s
         self._hello = hello
         self._failure = Failure(hello.node)
-        self.when_failed = self._failure.when_set  # or abort() is called
         self._rings: dict[int, Ring] = {}
         self._drained: dict[int, int] = {}
         self._closed = False
@@ -219,6 +218,11 @@ class Session:
         gate.wait(gate.push_barrier(rail), timeout_s, "the other ranks to enter the barrier")
         self._drained[0] = gate.next_ticket
 
+    def when_failed(self, call: Callable[[str], None]) -> Callable[[], None]:
+        """call(reason) once, from any thread, when the session fails or is aborted; at once where
+        it has failed. Returns what takes it back. close() calls nothing."""
+        return self._failure.when_set(call)
+
     def close(self) -> None:
         """Leaves the group: outstanding commands end first, the other ranks go on."""
         if self._closed:
@@ -253,21 +257,15 @@ class Session:
             self.abort()
 
     def _ask(
-        self,
-        request: messages.Request,
-        expected: type[R],
-        timeout_s: float,
+        self, request: messages.Request, expected: type[R], timeout_s: float,
         fds: tuple[int, ...] = (),
-    ) -> R:
+    ) -> R:  # fmt: skip
         return self._exchange(request, expected, timeout_s, fds)[0]
 
     def _exchange(
-        self,
-        request: messages.Request,
-        expected: type[R],
-        timeout_s: float,
+        self, request: messages.Request, expected: type[R], timeout_s: float,
         fds: tuple[int, ...] = (),
-    ) -> tuple[R, tuple[int, ...]]:
+    ) -> tuple[R, tuple[int, ...]]:  # fmt: skip
         """The answer and its descriptors, which are the caller's."""
         with self._asking, self._in_step():
             self._send(request, fds)

@@ -12,7 +12,7 @@ class Abort:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may close it meanwhile
         self._word = HostWords(1)
         self.address = self._word.address
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gc
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ import epfabric
 import numpy as np
 import pytest
 from epfabric import layout, messages
+from epfabric.failure import Failure
 from epfabric.messages import Reply, Request
 from epfabric.watch import Stillness
 
@@ -169,6 +171,40 @@ def test_whoever_asked_is_told_once_that_the_group_failed(
     assert len(told) == (reason is not None) + late
     assert all(reason is not None and reason in one for one in told)
     assert forgotten == []
+
+
+class Cycle:
+    """Only the collector ends it."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._itself, self._end = self, end
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def test_a_buffer_that_the_collector_closes_while_its_session_fails_stops_nothing() -> None:
+    usual = gc.get_threshold()
+
+    def work() -> None:
+        """Collects after so many allocations: at some number while the lock is held."""
+        for count in range(1, 40):
+            failure = Failure("n")
+            takes_back = failure.when_set(lambda _: None)
+            gc.collect(0)
+            Cycle(failure.when_set(lambda _: None))
+            gc.set_threshold(count)
+            takes_back()
+            failure.set("it failed")
+            gc.set_threshold(*usual)
+
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for its own lock"
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_the_failure_wakes_a_join(tmp_path: Path) -> None:
