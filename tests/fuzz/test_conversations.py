@@ -46,7 +46,6 @@ COUNT = 250
 END_S = 60.0
 MOST_FILES = 5  # one more than a packet may have
 LENGTH = 20
-EPOLL = select.epoll()
 FILES_EVERY = 50  # executions
 
 
@@ -165,7 +164,8 @@ def files(rng: random.Random, usual: int) -> list[int]:
         if kind == 0:
             made.append(os.memfd_create("short", os.MFD_CLOEXEC))
         elif kind == 1:
-            made.append(os.dup(EPOLL.fileno()))
+            with select.epoll() as epoll:
+                made.append(os.dup(epoll.fileno()))
         elif kind == 2:
             made.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach())
         elif kind == 3:
@@ -273,14 +273,15 @@ async def test_nothing_that_a_pod_sends_breaks_its_agent(
                     if rng.random() < 0.1:
                         await honest(runtime, pod, thread)
                         await nothing_stays(runtime)
-            except BaseException as error:
+            except (Exception, pytest.fail.Exception) as error:
                 raise AssertionError(f"EPFABRIC_SEED={seed}") from error
             assert not caplog.records, f"EPFABRIC_SEED={seed}: {caplog.text}"
             if seed % FILES_EVERY == 0:
                 await no_more_files(before)
             sent, answered = sent + caller.sent, answered + caller.answered
             refused += caller.refused
-    assert answered - refused > COUNT * min(TIMES, 1) / 2, "some requests are served"
+    if len(seeds(COUNT)) >= COUNT:  # few executions may have none
+        assert answered - refused > COUNT / 2, "some requests are served"
     say(
         capsys,
         f"conversations: {len(seeds(COUNT)):,} executions, {sent:,} packets, {answered:,} answers, "

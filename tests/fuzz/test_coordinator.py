@@ -159,6 +159,6 @@ async def test_nothing_that_a_node_says_breaks_its_coordinator(
     for seed in seeds(COUNT):
         try:
             heard += await execute(seed)
-        except BaseException as error:
+        except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(f"EPFABRIC_SEED={seed}") from error
     say(capsys, f"coordinator: {len(seeds(COUNT)):,} executions, {heard:,} messages")

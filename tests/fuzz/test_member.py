@@ -198,9 +198,10 @@ async def test_nothing_that_a_coordinator_says_breaks_a_part(
     for seed in seeds(COUNT):
         try:
             messages_heard, joins = await execute(seed)
-        except BaseException as error:
+        except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(f"EPFABRIC_SEED={seed}") from error
         assert not caplog.records, f"EPFABRIC_SEED={seed}: {caplog.text}"
         heard, joined = heard + messages_heard, joined + joins
-    assert joined, "some epochs open"
+    if len(seeds(COUNT)) >= COUNT:  # few executions may have none
+        assert joined, "some epochs open"
     say(capsys, f"member: {len(seeds(COUNT)):,} executions, {heard:,} messages")
