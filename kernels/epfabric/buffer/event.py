@@ -1,4 +1,4 @@
-"""Events of the stream that a Buffer's calls run on; for Buffer and its users."""
+"""Events of the stream that a buffer's calls run on; for the buffers and their users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class EventOverlap:
     def current_stream_wait(self, release_handle: bool = False) -> Any:
         """Returns what the hook returned, if there was one."""
         if self.event is None:
-            raise ValueError("nothing to wait for: the call was made without async_finish")
+            raise ValueError(
+                "nothing to wait for: the call was made without async_finish (of an ElasticBuffer: "
+                "async_with_compute_stream)"
+            )
         self.event.current_stream_wait()
         after, self._after = self._after, None
         result = after() if after is not None else None

@@ -1,4 +1,5 @@
-"""The ranks of a buffer: who they are, and how each reaches the others' memory; for Buffer."""
+"""The ranks of a buffer: who they are, and how each reaches the others' memory; for the parts of a
+buffer."""
 
 from __future__ import annotations
 

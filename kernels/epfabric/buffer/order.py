@@ -1,4 +1,4 @@
-"""On which stream a call of a Buffer runs, and after what; for Buffer's calls."""
+"""On which stream a call of a buffer runs, and after what; for the calls of both buffers."""
 
 from __future__ import annotations
 

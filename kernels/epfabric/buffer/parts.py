@@ -1,4 +1,5 @@
-"""What a Buffer is made of: compiled kernels, memory that all ranks reach, order; for Buffer."""
+"""What a buffer is made of: compiled kernels, memory that all ranks reach, order; for Buffer and
+ElasticBuffer."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Parts:
             import torch
         except ImportError as error:
             raise SessionError(
-                f"a Buffer works on torch's tensors ({error}): install torch for your CUDA version"
+                f"a buffer works on torch's tensors ({error}): install torch for your CUDA version"
             ) from error
         members = members_of(group, comm, session)
         torch.cuda.current_stream().synchronize()  # makes torch's context current

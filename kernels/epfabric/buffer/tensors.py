@@ -1,4 +1,4 @@
-"""What Buffer's calls ask of torch's tensors: checks with clear errors, places, raw memory."""
+"""What the buffers' calls ask of torch's tensors: checks with clear errors, places, raw memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The high-throughput calls of a Buffer within a node: torch's tensors, the kernels in between."""
+"""The high-throughput calls within a node, of Buffer and beneath ElasticBuffer: torch's tensors,
+the kernels in between."""
 
 from __future__ import annotations
 
