@@ -57,22 +57,24 @@ class HandGroup {
           EpochPlan{1, 1, 0, kGroupLimitNs, shape.nodes, shape.mask}, std::move(local),
           std::move(blobs), std::make_shared<BarrierStats>(3), events));
     }
-    for (const auto& epoch : epochs) {
-      for (const auto& session : epoch->sessions()) session->join_epoch(epoch);
+    try {
+      for (const auto& epoch : epochs) {
+        for (const auto& session : epoch->sessions()) session->join_epoch(epoch);
+      }
+      wait([this] {
+        return std::all_of(sessions_.begin(), sessions_.end(),
+                           [](const auto& session) { return session->unconnected() == 0; });
+      });
+    } catch (...) {  // no thread may use what goes now
+      end();
+      throw;
     }
-    wait([this] {
-      return std::all_of(sessions_.begin(), sessions_.end(),
-                         [](const auto& session) { return session->unconnected() == 0; });
-    });
     for (const auto& epoch : epochs) epoch->start();
     lock_ = std::unique_lock(mutex_);
   }
   ~HandGroup() {
-    network_.stop();
     lock_.unlock();
-    for (const auto& epoch : epochs) epoch->stop();  // or a masked delegate goes on to serve it
-    for (const auto& session : sessions_) session->stop(kGroupLimitNs);
-    for (const auto& session : sessions_) session->close(kGroupLimitNs);
+    end();
   }
 
   // One turn of one proxy, drawn by lot.
@@ -129,6 +131,15 @@ class HandGroup {
     Loop<RemoteTransport<E>> loop;
   };
 
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      network_.stop();
+    }
+    for (const auto& epoch : epochs) epoch->stop();  // or a masked delegate goes on to serve it
+    for (const auto& session : sessions_) session->stop(kGroupLimitNs);
+    for (const auto& session : sessions_) session->close(kGroupLimitNs);
+  }
   void add_rank(const HandShape& shape, uint32_t rank, uint32_t world) {
     const Shape own{rank, world, shape.rings, shape.depth, shape.signals};
     by_rank_.emplace_back(shape.proxies);
