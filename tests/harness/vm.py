@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from harness import qemu, vm_state
@@ -32,6 +33,7 @@ BUSYBOX = Path("/bin/busybox")
 XZ_MAGIC = b"\xfd7zXZ\0"
 LIMIT_S = 600
 INSTALL_S = 1800  # half of it may be another's lock
+UNUSED_S = 30 * 86400.0
 INIT = f"""#!/bin/sh
 B=/bin/busybox
 $B mount -t proc p /proc; $B mount -t sysfs s /sys; $B mount -t devtmpfs d /dev
@@ -95,7 +97,8 @@ def _goes_on(folder: Path, machine: list[str], share: Path, limit_s: float) -> b
         if vm_state.goes_on(process, share / "begun"):
             process.wait()
             return True
-    vm_state.refuse(state, qemu.said(share))
+        ended = process.poll() is not None
+    vm_state.refuse(state, qemu.said(share), ended)
     return False
 
 
@@ -115,7 +118,16 @@ def prepare() -> tuple[Path, Path]:
     with locked(cache() / "vm.lock", "another making of the VM's kernel"):
         if not made.is_dir():
             _make(made, images[-1], modules)
+        os.utime(made)
+        forget_unused(cache(), time.time())
     return made / "vmlinux", made / "initramfs"
+
+
+def forget_unused(folder: Path, now: float) -> None:
+    """Removes kernels, with their states, that nobody has asked for lately."""
+    for made in folder.glob("vm-*"):
+        if now - made.stat().st_mtime > UNUSED_S:
+            shutil.rmtree(made)
 
 
 def _make(made: Path, image: Path, modules: list[Path]) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,7 +97,9 @@ def checksum(file: BinaryIO) -> int:
 
 def save(folder: Path, name: str, machine: list[str]) -> None:
     """Boots a guest to where it waits, and publishes its state in `folder`. HarnessError, OSError
-    or SubprocessError."""
+    or SubprocessError. Under the lock: what another save has left, that was killed, goes."""
+    for left in folder.glob(".state-*"):
+        shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".state-", dir=folder) as temporary:
         share = Path(temporary)
         monitor = ("-monitor", "stdio")
@@ -118,12 +121,14 @@ def goes_on(process: subprocess.Popen[bytes], begun: Path) -> bool:
     return comes(begun.exists, process, GO_ON_S)
 
 
-def refuse(file: BinaryIO, why: str) -> None:
-    """Removes a state that a guest did not go on from, and takes none of its key again in this
-    process: where QEMU takes none, each start would lose time."""
+def refuse(file: BinaryIO, why: str, ended: bool) -> None:
+    """A guest did not go on from that state: none of its key is taken again in this process, since
+    each start would lose time. Where QEMU has `ended` the state is at fault and is removed; where
+    the guest was slow, others go on from it."""
     path = Path(file.name)
     _refused.add(path.stem.removeprefix("state-"))
-    path.unlink(missing_ok=True)
+    if ended:
+        path.unlink(missing_ok=True)
     say(f"the VM boots, since it did not go on from {path}: {why}")
 
 

@@ -5,13 +5,15 @@ With programs in QEMU's place that end, or never do what is waited for; tests/rd
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import vm_state
+from harness import vm, vm_state
 
 STATE = bytes(range(256)) * 5000  # of more than one chunk
 KEY = "0123456789abcdef"
@@ -66,6 +68,7 @@ def test_where_none_can_be_saved_that_is_said_once_and_tried_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = ["true", str(tmp_path)]
+    (tmp_path / ".state-killed").mkdir()
     assert vm_state.opened(tmp_path, machine) is None
     assert "no state of it could be saved: the VM did not come so far" in capsys.readouterr().err
     assert vm_state.opened(tmp_path, machine) is None
@@ -89,3 +92,23 @@ def test_a_guest_that_went_on_and_ended_at_once_went_on(tmp_path: Path) -> None:
     process = subprocess.Popen(["touch", tmp_path / "begun"])
     process.wait()
     assert vm_state.goes_on(process, tmp_path / "begun")
+
+
+def test_a_state_whose_guest_was_slow_is_kept_for_others(tmp_path: Path) -> None:
+    path = put(tmp_path, STATE)
+    with path.open("rb", buffering=0) as file:
+        vm_state.refuse(file, "it is slow", ended=False)
+        assert path.exists()
+        vm_state.refuse(file, "it has ended", ended=True)
+        assert not path.exists()
+
+
+def test_kernels_that_nobody_asks_for_do_not_pile_up(tmp_path: Path) -> None:
+    now = time.time()
+    for name, age_s in ("vm-old", vm.UNUSED_S + 1), ("vm-new", vm.UNUSED_S / 2):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vmlinux").touch()
+        os.utime(tmp_path / name, (now - age_s,) * 2)
+    (tmp_path / "vm.lock").touch()
+    vm.forget_unused(tmp_path, now)
+    assert {path.name for path in tmp_path.iterdir()} == {"vm-new", "vm.lock"}
