@@ -225,6 +225,9 @@ bool Loop<Remote>::settled() {
   std::erase_if(unsettled_, [](const Unsettled& entry) {
     return entry.proxy->settle_mark() >= entry.mark || entry.proxy->handled() >= entry.handled;
   });
+  if (Remote::kComesUnasked) {  // one may have begun to block since it was looked at
+    for (const Unsettled& entry : unsettled_) entry.proxy->wake();
+  }
   settling_ = !unsettled_.empty();
   return !settling_;
 }
@@ -240,7 +243,6 @@ void Loop<Remote>::begin_settling() {
     const bool anew = Remote::kComesUnasked && proxy != &proxy_;
     unsettled_.push_back(
         {proxy, (mark + (anew ? 3 : 1)) & ~uint64_t{1}, proxy->handled() + proxy->most_waiting()});
-    if (anew) proxy->wake();
   }
 }
 
