@@ -77,9 +77,18 @@ class Loop {
   template <class To>
   bool post(To& to, Ring& ring, Held& held);
 
-  bool step_barrier(Delegate& delegate);
-  bool settled();
-  void begin_settling();
+  struct Unsettled {
+    const Proxy* proxy;
+    uint64_t mark, handled;  // settled when it has come to one of these
+  };
+  // Since the release of a delegate's barrier.
+  struct Settling {
+    bool begun = false;
+    std::vector<Unsettled> left{};
+  };
+  bool step_barrier(Delegate& delegate, Settling& settling);
+  bool settled(Settling& settling);
+  void begin(Settling& settling);
   void note_waiting();
   bool session_quiet() const;
   void note_undelivered();
@@ -126,17 +135,13 @@ class Loop {
   uint64_t barriers_ = 0;  // that the session's rank has left
   uint32_t position_ = 0;
   std::unique_ptr<Delegate> delegate_;  // where this rank is its node's
-  uint64_t rails_ = 0;                  // barriers along its rail that the rank has left
+  Settling settling_;
+  uint64_t rails_ = 0;  // barriers along its rail that the rank has left
   Meeting rail_meeting_{1};
   std::unique_ptr<Delegate> rail_;
+  Settling rail_settling_;
   bool left_last_ = false;  // the barrier before `barriers_`, as the last one of the node
   uint64_t left_ns_ = 0;
-  struct Unsettled {
-    const Proxy* proxy;
-    uint64_t mark, handled;  // settled when it has come to one of these
-  };
-  std::vector<Unsettled> unsettled_;
-  bool settling_ = false;
 };
 
 }  // namespace epfabric::agent

@@ -57,8 +57,8 @@ bool Loop<Remote>::work(uint64_t now_ns) {
     remote_.flush();
     if (remote_.undelivered() == 0) proxy_.deliver_.store(false, std::memory_order_relaxed);
   }
-  if (delegate_) worked = step_barrier(*delegate_) || worked;
-  if (rail_) worked = step_barrier(*rail_) || worked;
+  if (delegate_) worked = step_barrier(*delegate_, settling_) || worked;
+  if (rail_) worked = step_barrier(*rail_, rail_settling_) || worked;
   worked = serve_rings() > 0 || worked;
   const size_t completions = remote_.poll(
       proxy_.settings_.drain_batch,
@@ -201,7 +201,7 @@ const char* Loop<Remote>::take_record(Link& link, const ControlRecord& record) {
 }
 
 template <class Remote>
-bool Loop<Remote>::step_barrier(Delegate& delegate) {
+bool Loop<Remote>::step_barrier(Delegate& delegate, Settling& settling) {
   if (!epoch_->running()) return false;
   bool moved = false;
   const uint64_t number = delegate.number();  // one barrier a turn is the most
@@ -209,7 +209,7 @@ bool Loop<Remote>::step_barrier(Delegate& delegate) {
     return remote_.send(rank, record);
   };
   while (delegate.number() == number &&
-         delegate.step(now_ns_, send, [this] { return settled(); })) {
+         delegate.step(now_ns_, send, [&] { return settled(settling); })) {
     moved = true;
   }
   return moved;
@@ -219,29 +219,28 @@ bool Loop<Remote>::step_barrier(Delegate& delegate) {
 // queue of a proxy of this node: each of them has to come to the end of its queue once, or, where
 // that never ends, has to handle as many completions as may lie in it.
 template <class Remote>
-bool Loop<Remote>::settled() {
+bool Loop<Remote>::settled(Settling& settling) {
   if (Remote::kDeliveredIsTaken || epoch_->plan().nodes.size() == 1) return true;
-  if (!settling_) begin_settling();
-  std::erase_if(unsettled_, [](const Unsettled& entry) {
+  if (!settling.begun) begin(settling);
+  std::erase_if(settling.left, [](const Unsettled& entry) {
     return entry.proxy->settle_mark() >= entry.mark || entry.proxy->handled() >= entry.handled;
   });
   if (Remote::kComesUnasked) {  // one may have begun to block since it was looked at
-    for (const Unsettled& entry : unsettled_) entry.proxy->wake();
+    for (const Unsettled& entry : settling.left) entry.proxy->wake();
   }
-  settling_ = !unsettled_.empty();
-  return !settling_;
+  settling.begun = !settling.left.empty();
+  return !settling.begun;
 }
 
 template <class Remote>
-void Loop<Remote>::begin_settling() {
-  settling_ = true;
-  unsettled_.clear();
+void Loop<Remote>::begin(Settling& settling) {
+  settling.begun = true;
   for (const Proxy* proxy : epoch_->proxies()) {
     const uint64_t mark = proxy->settle_mark();
     // The next even number is the end of a poll that may have begun already: that is enough where
     // nothing comes but by a poll. The own next poll is still to come.
     const bool anew = Remote::kComesUnasked && proxy != &proxy_;
-    unsettled_.push_back(
+    settling.left.push_back(
         {proxy, (mark + (anew ? 3 : 1)) & ~uint64_t{1}, proxy->handled() + proxy->most_waiting()});
   }
 }

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <mutex>
 #include <random>
+#include <utility>
 
 #include "error.h"
 #include "loop.h"
@@ -82,11 +84,16 @@ class HandGroup {
     const uint64_t now_ns = pass_time(100 + random_() % 1000);
     units_[random_() % units_.size()]->loop.work(now_ns);
   }
-  // The same, but never of this one.
-  void turn_but(uint32_t rank, uint32_t proxy) {
-    Unit* unit = units_[random_() % units_.size()].get();
-    if (unit != by_rank_[rank][proxy]) unit->loop.work(pass_time(100 + random_() % 1000));
+  // The same, but never of these: each a rank and the number of a proxy.
+  using Place = std::pair<uint32_t, uint32_t>;
+  void turn_but(std::initializer_list<Place> these) {
+    Unit* drawn = units_[random_() % units_.size()].get();
+    for (const auto& [rank, proxy] : these) {
+      if (by_rank_[rank][proxy] == drawn) return;
+    }
+    drawn->loop.work(pass_time(100 + random_() % 1000));
   }
+  void turn_of(Place place) { by_rank_[place.first][place.second]->loop.work(pass_time(1000)); }
   // One turn of each, all at the same time.
   void turn_all() {
     for (const auto& unit : units_) unit->loop.work(now_ns_);

@@ -90,6 +90,20 @@ std::string pass(Group& group, OrderChecker& checker, int turns) {
   return turn_until(group, checker, kCourse, [&turns] { return turns-- == 0; });
 }
 
+// A ring of a rank, as its pod has it.
+struct HandRing {
+  HandRing(const Group& group, uint32_t rank, uint32_t ring)
+      : counters(*group.sessions()[rank]->segments().counters(ring)) {
+    const Segments& segments = group.sessions()[rank]->segments();
+    producer = {const_cast<Slot*>(segments.slots(ring)), &counters.tail, 0, 0,
+                segments.shape().depth};
+  }
+  void push(const Slot& slot) { REQUIRE(producer.try_push(&slot, 1)); }
+  bool completed() const { return platform::load_acquire(&counters.completed) == producer.head; }
+  const RingCounters& counters;
+  Producer producer{};
+};
+
 }  // namespace
 
 TEST_CASE("connections that break are made anew, and nothing is lost, repeated or late") {
@@ -288,12 +302,53 @@ TEST_CASE("a BARRIER waits for a signal in a queue that was empty when its proxy
   checker.push();
   checker.finish_barriers();
   for (int i = 0; i < 20'000 && checker.fault().empty(); ++i) {
-    group.turn_but(1, 1);
+    group.turn_but({{1, 1}});
     checker.look();
   }
   CHECK(checker.fault() == "");
+  CHECK(checker.completed(2));  // its signal lies there, and all have entered
   CHECK_FALSE(checker.barriers_even());
   CHECK(end_all(group, checker, kCourse) == "");
+}
+
+// Rank 0 is masked: its proxy serves barriers of its rail and of all at the same time.
+TEST_CASE("a BARRIER does not end on what a barrier along a rail waited for before it") {
+  HandShape shape;
+  shape.nodes = {{0, 1}, {2}, {3}};
+  shape.proxies = 2;
+  shape.mask = true;
+  RcNetwork network(seed(), calm_rules());
+  Group group(shape, seed(), network);
+  for (const auto& epoch : group.epochs) epoch->mask({0});
+  for (const auto& epoch : group.epochs) epoch->exclude({0});
+  HandRing one(group, 1, 0), two(group, 2, 0), two_signals(group, 2, 1), three(group, 3, 0);
+  const auto come = [&](std::initializer_list<HandRing*> rings) {
+    for (int i = 0; i < 100'000 && group.failure().empty(); ++i) {
+      if (std::all_of(rings.begin(), rings.end(), [](HandRing* ring) { return ring->completed(); }))
+        return true;
+      group.turn_but({{0, 1}, {1, 1}});
+    }
+    return false;
+  };
+  two.push(pack_barrier(true));
+  three.push(pack_barrier(true));
+  REQUIRE(come({&two, &three}));
+  // That barrier goes on waiting for (0, 1) here, but no more for (1, 1).
+  for (int i = 0; i < 4; ++i) group.turn_of({1, 1});
+  Slot signal{};
+  REQUIRE(pack_signal(1, 0, 1, signal));
+  two_signals.push(signal);
+  for (HandRing* ring : {&one, &two, &three}) ring->push(pack_barrier());
+  REQUIRE(come({&two, &two_signals, &three}));
+  for (int i = 0; i < 4; ++i) group.turn_of({0, 1});
+  for (int i = 0; i < 10'000; ++i) group.turn_but({{1, 1}});
+  CHECK_FALSE(one.completed());
+  const uint64_t* word = group.sessions()[1]->segments().signal(2, 1, 0);
+  CHECK(platform::load_acquire(word) == 0);
+  for (int i = 0; i < 100'000 && !one.completed(); ++i) group.turn();
+  CHECK(one.completed());
+  CHECK(platform::load_acquire(word) == 1);
+  CHECK(group.failure() == "");
 }
 
 TEST_CASE("a completion queue that is never empty keeps no barrier from its end") {
