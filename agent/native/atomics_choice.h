@@ -17,8 +17,8 @@ enum class AtomicsWish : uint8_t { kAuto, kHardware, kEmulated };
 inline constexpr uint32_t kWishes = 3;
 
 // Whether one NIC can be the party that applies ATOMICs on a rank's words.
-enum class AtomicsAbility : uint8_t { kAble, kNoVerbs, kSeveralNics, kUnable, kPaged };
-inline constexpr uint32_t kAbilities = 5;
+enum class AtomicsAbility : uint8_t { kAble, kNoVerbs, kSeveralNics, kUnable, kPaged, kStriped };
+inline constexpr uint32_t kAbilities = 6;
 
 struct AtomicsOffer {
   AtomicsWish wish = AtomicsWish::kAuto;
@@ -45,6 +45,8 @@ inline std::string why_unable(uint32_t rank, AtomicsAbility ability) {
       return who +
              "'s NIC applies no atomics to memory that it pages on demand (raise the limit of "
              "locked memory, ulimit -l)";
+    case AtomicsAbility::kStriped:
+      return who + "'s links are striped (highThroughput.nicsPerGPU is above 1)";
     default:
       return who + "'s NIC applies no atomics";
   }

@@ -22,11 +22,13 @@ bool wait_until(uint64_t timeout_ns, Done&& done) {
 
 uint64_t align_region(uint64_t offset) { return round_up(offset, kRegionAlign); }
 
-// Before any memory is registered: whether one NIC reaches a rank with so many proxies.
+}  // namespace
+
 AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
   AtomicsOffer out{settings.atomics, AtomicsAbility::kAble, settings.connections};
   if (settings.ports.empty()) out.ability = AtomicsAbility::kNoVerbs;
   const bool striped = settings.stripes > 1;
+  if (striped && settings.ports.size() == 1) out.ability = AtomicsAbility::kStriped;
   const size_t used = striped ? settings.ports.size() : std::min(settings.ports.size(), proxies);
   for (size_t i = 1; i < used; ++i) {
     if (striped || settings.ports[i].device != settings.ports.front().device)
@@ -34,8 +36,6 @@ AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
   }
   return out;
 }
-
-}  // namespace
 
 Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     : group_(settings.group),

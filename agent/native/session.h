@@ -26,6 +26,9 @@ struct SessionSettings {
   uint32_t inflight = 0;  // of one proxy; 0 is what the core allows
 };
 
+// Before any memory is registered: whether one NIC reaches a rank with so many proxies.
+AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies);
+
 class Session {
  public:
   Session(const SessionSettings& settings, const ProxySettings& proxies);

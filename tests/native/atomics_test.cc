@@ -62,6 +62,17 @@ TEST_CASE("NICs apply atomics only where one reaches each rank") {
         "emulated: spec.atomics says so");
 }
 
+TEST_CASE("one NIC whose links are striped is not said to apply no atomics, nor to be several") {
+  ProxySettings settings;
+  settings.ports.resize(1);
+  CHECK(offer_of(settings, 2).ability == AtomicsAbility::kAble);
+  settings.stripes = 2;
+  CHECK(chosen({kAble, offer_of(settings, 2)}) ==
+        "emulated: rank 1's links are striped (highThroughput.nicsPerGPU is above 1)");
+  settings.ports.resize(2);
+  CHECK(offer_of(settings, 1).ability == AtomicsAbility::kSeveralNics);
+}
+
 TEST_CASE("NICs whose connections would not reach for atomics too do not apply them") {
   const std::string few =
       "the ranks on rank 1's node would need 100 connections, since atomics go through the NIC to "
