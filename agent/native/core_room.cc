@@ -31,7 +31,8 @@ NicUses Core::endpoints_of(const SessionSettings& settings) const {
   return out;
 }
 
-// Of a node's sessions the last one knows it best: all that the others have is in use then.
+// As it is now: sessions that are opened at the same time may each be told of the same room. What
+// is too much is refused before links are made.
 uint64_t Core::room_for_links(const NicUses& beside) const {
   uint64_t out = DeviceLimits::kNone;
   if (beside.empty()) return out;

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.kubelet.api import APPLY, MERGE, Api, ApiError, Json
+from harness.process import wait_until
 
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 KNOWN_S = 10.0  # until a new kind is told of
 GONE_S = 90.0
-LOOK_S = 0.05
 STRICT = {"fieldValidation": "Strict"}
 
 
@@ -91,17 +91,15 @@ class Objects:
         return shown(self._api.patch(path, change, MERGE, **query))
 
     def delete(self, kind: str, name: str, namespace: str = "", *, grace_s: int = 1) -> None:
-        """Returns once it is gone; nothing where it was not there. ApiError after the bound."""
+        """Returns once it is gone; nothing where it was not there. HarnessError after the bound."""
         path = f"{self._named(kind).path(namespace)}/{name}"
         how = {"propagationPolicy": "Background", "gracePeriodSeconds": grace_s}
         try:
             uid = self._api.get(path)["metadata"]["uid"]
             self._api.delete(path, how)
-            end = time.monotonic() + GONE_S
-            while self._api.get(path)["metadata"]["uid"] == uid:
-                if time.monotonic() > end:
-                    raise ApiError(0, f"{path} was not gone after {GONE_S:.0f} s")
-                time.sleep(LOOK_S)
+            wait_until(
+                lambda: self._api.get(path)["metadata"]["uid"] != uid, GONE_S, f"{path} to be gone"
+            )
         except ApiError as error:
             if error.code != 404:
                 raise
