@@ -191,7 +191,7 @@ class EpochPart(ABC):
         epoch = self.epoch
         if epoch is None:
             return
-        leaving = epoch.take(done.ranks)
+        leaving = epoch.take(self._in_stage(done.ranks, Stage.LEAVING))
         if done.over:
             epoch.kept = False
         await self._close_if_empty(epoch)
@@ -221,6 +221,8 @@ class EpochPart(ABC):
         epoch = self.epoch
         if epoch is None:
             return
+        masked = self._in_stage(ranks, Stage.MASKED)
+        ranks = [rank for rank in ranks if rank not in epoch.ranks or rank in masked]
         if error := await epoch.exclude(ranks):
             await self._broken([], error)
             return
@@ -232,6 +234,10 @@ class EpochPart(ABC):
         await self._drop(lost)
         for local in lost:
             local.let_go()
+
+    def _in_stage(self, ranks: Iterable[int], stage: Stage) -> list[int]:
+        """Those of this node. Another stage is a coordinator's fault: its rank would never hear."""
+        return [r for r in ranks if (local := self.ranks.get(r)) and local.stage is stage]
 
     async def _close_if_empty(self, epoch: LocalEpoch) -> None:
         if epoch.ranks or epoch.kept or epoch.failing or epoch.closed:

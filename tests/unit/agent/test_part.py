@@ -309,6 +309,16 @@ async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:
         assert "cannot be" in reply.message
 
 
+async def test_ranks_that_a_coordinator_lets_go_or_excludes_untimely_stay_in_their_epoch() -> None:
+    async with node() as here:
+        ranks = await here.joined(epoch=1)
+        here.seat.outbox.put_nowait(pb.ToMember(leave_done=pb.LeaveDone(epoch=1, ranks=[0, 1])))
+        here.seat.outbox.put_nowait(pb.ToMember(exclude=pb.Exclude(epoch=1, ranks=[0, 1])))
+        for local in ranks:
+            await here.leave(local)
+        await here.epoch_ended(1)
+
+
 async def test_the_next_epoch_opens_though_the_last_figures_of_one_were_lost() -> None:
     async with node() as here:
         here.figures_fail = True
