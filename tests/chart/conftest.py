@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from chart.accounts import Accounts, delete_accounts, made_accounts
@@ -30,6 +31,7 @@ PLAIN = "chart-plain"
 TEAM = "chart-team"
 OTHER = "chart-other"
 FABRIC = "chart-moe"
+LAST = "chart-last-policy"
 # Nobody runs pods here, and a pod on a node that somebody left would never end.
 WITHOUT_PODS: Object = {
     "hooks": {"enabled": False},
@@ -97,7 +99,7 @@ def stored_spec(admin: As, name: str) -> Object:
 
 @pytest.fixture(scope="module")
 def installed(admin: As, before: Object) -> Iterator[As]:
-    """The chart and one fabric's parameters; waits until both policies decide."""
+    """The chart and one fabric's parameters; waits until all policies decide."""
     # The namespaces stay when the release goes.
     if not admin.run("get", "namespace", SYSTEM, "--ignore-not-found"):
         admin.create(namespace(SYSTEM))
@@ -122,8 +124,15 @@ def accounts(installed: As) -> Iterator[Accounts]:
 
 
 def wait_until_effective(admin: As) -> None:
-    """Policies work a moment after they are stored: injection here, a refusal there."""
+    """Policies work a moment after they are stored: injection here, a refusal there.
+
+    Those stored last may do so later than others: one that is stored after them all is waited for.
+    """
     end = time.monotonic() + EFFECT_S
+    with last_policy(admin):
+        while not refused(lambda: dry(admin, config_map(LAST))):
+            assert time.monotonic() < end, f"a policy has no effect after {EFFECT_S} s"
+            time.sleep(0.1)
     told = ""
     while time.monotonic() < end:
         try:
@@ -138,6 +147,43 @@ def wait_until_effective(admin: As) -> None:
             told = str(missing)
         time.sleep(0.3)
     pytest.fail(f"the policies have no effect after {EFFECT_S} s: {told}")
+
+
+@contextmanager
+def last_policy(admin: As) -> Iterator[None]:
+    """That refuses one ConfigMap. The API server takes all that is stored by then at once."""
+    kind = "ValidatingAdmissionPolicy"
+    matched = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"]}
+    spec: Object = {
+        "matchConstraints": {"resourceRules": [{**matched, "resources": ["configmaps"]}]},
+        "validations": [{"expression": f"object.metadata.name != '{LAST}'"}],
+    }
+    bound = {"policyName": LAST, "validationActions": ["Deny"]}
+    try:
+        admin.create(policy(kind, spec))
+        admin.create(policy(f"{kind}Binding", bound))
+        yield
+    finally:
+        for made in (f"{kind}Binding", kind):
+            admin.delete(made.lower(), LAST)
+
+
+def policy(kind: str, spec: Object) -> Object:
+    version = "admissionregistration.k8s.io/v1"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": LAST}, "spec": spec}
+
+
+def config_map(name: str) -> Object:
+    metadata = {"name": name, "namespace": OTHER}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def refused(ask: Callable[[], Object]) -> bool:
+    try:
+        ask()
+    except Refused:
+        return True
+    return False
 
 
 def dry(who: As, made: Object) -> Object:
