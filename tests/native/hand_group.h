@@ -125,6 +125,11 @@ class HandGroup {
     return out;
   }
 
+  const Session& session(uint32_t rank) const { return *sessions_[rank]; }
+  Loop<RemoteTransport<E>>& loop_of(Place place) {
+    return by_rank_[place.first][place.second]->loop;
+  }
+
   Events events;
   std::vector<std::shared_ptr<Epoch>> epochs;  // by node
 

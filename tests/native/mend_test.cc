@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "contract_course.h"
+#include "hand_ring.h"
 #include "rc_network.h"
 #include "seed.h"
 
@@ -89,20 +90,6 @@ std::string come_back(Group& group, OrderChecker& checker, const std::vector<uin
 std::string pass(Group& group, OrderChecker& checker, int turns) {
   return turn_until(group, checker, kCourse, [&turns] { return turns-- == 0; });
 }
-
-// A ring of a rank, as its pod has it.
-struct HandRing {
-  HandRing(const Group& group, uint32_t rank, uint32_t ring)
-      : counters(*group.sessions()[rank]->segments().counters(ring)) {
-    const Segments& segments = group.sessions()[rank]->segments();
-    producer = {const_cast<Slot*>(segments.slots(ring)), &counters.tail, 0, 0,
-                segments.shape().depth};
-  }
-  void push(const Slot& slot) { REQUIRE(producer.try_push(&slot, 1)); }
-  bool completed() const { return platform::load_acquire(&counters.completed) == producer.head; }
-  const RingCounters& counters;
-  Producer producer{};
-};
 
 }  // namespace
 
@@ -321,7 +308,8 @@ TEST_CASE("a BARRIER does not end on what a barrier along a rail waited for befo
   Group group(shape, seed(), network);
   for (const auto& epoch : group.epochs) epoch->mask({0});
   for (const auto& epoch : group.epochs) epoch->exclude({0});
-  HandRing one(group, 1, 0), two(group, 2, 0), two_signals(group, 2, 1), three(group, 3, 0);
+  HandRing one(group.session(1), 0), two(group.session(2), 0), two_signals(group.session(2), 1),
+      three(group.session(3), 0);
   const auto come = [&](std::initializer_list<HandRing*> rings) {
     for (int i = 0; i < 100'000 && group.failure().empty(); ++i) {
       if (std::all_of(rings.begin(), rings.end(), [](HandRing* ring) { return ring->completed(); }))
