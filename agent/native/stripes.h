@@ -41,7 +41,13 @@ class Stripes {
   }
 
   uint32_t up() const { return up_; }
-  void add(uint32_t line) { up_ |= 1u << line; }
+  // What the others carried while it was out compares nothing with it: all are alike again.
+  void add(uint32_t line) {
+    up_ |= 1u << line;
+    carried_ = {};
+    total_ = 0;
+    for (uint32_t each = 0; each < count_; ++each) carried(each, kFirst);
+  }
   // The line of `among` (bits, not none) for so many bytes. Of two that are alike the one with less
   // in `others`, what is under way on each to all peers.
   uint32_t choose(uint64_t bytes, uint32_t among, const Bytes& others) const {
