@@ -137,8 +137,10 @@ struct Told {
 // the peer, since the last call; posts on it are refused with -EAGAIN. sever() takes a step of
 // ending it, and is true once poll() has told of all that came of it, and that what was under way
 // failed with kBroken: nothing that the peer sent on it arrives any more. remake() makes the next
-// one; what the peer told, told(), is known once met(). An unordered endpoint tells by itself, and
-// says of an operation that failed with kBroken whether it arrived(). broken_by(): why it broke.
+// one; what the peer told, told(), is known once met(), and its era once that broke it. An
+// unordered endpoint tells by itself, says of an operation that failed with kBroken whether it
+// arrived(), and can give_up() ways that broke too often, in the end the peer. broken_by(): why it
+// broke.
 template <class T>
 concept Mending =
     Endpoint<T> &&
@@ -150,8 +152,9 @@ concept Mending =
     } &&
     (requires(T endpoint, PeerIndex peer) {
       { endpoint.told(peer) } -> std::same_as<const Told&>;
-    } || requires(T endpoint, PeerIndex peer, void* context) {
+    } || requires(T endpoint, PeerIndex peer, void* context, uint32_t tries) {
       { endpoint.arrived(peer, context) } -> std::same_as<bool>;
+      { endpoint.give_up(peer, tries) };
     });
 
 }  // namespace epfabric::agent

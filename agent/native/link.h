@@ -19,7 +19,9 @@ struct Limits {
   uint32_t inflight = 256;  // operations per destination rank and proxy
   uint64_t inflight_bytes = 64u << 20;
   uint64_t stall_ns = 10'000'000'000;
-  uint32_t tries = 3;  // connections made anew that carry nothing of what they had to
+  // Connections made anew that carry nothing of what they had to, or breaks of a line after the
+  // first (breaks.h).
+  uint32_t tries = 3;
   uint32_t session_inflight = UINT32_MAX;  // operations per proxy, whatever their destination
   bool adaptive = false;                   // `inflight` and `inflight_bytes` are ceilings (pace.h)
   Joining joining{};

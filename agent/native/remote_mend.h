@@ -76,8 +76,12 @@ std::string RemoteTransport<E>::mend_link(Link& link)
   switch (link.mend) {
     case Mend::kBroken:
       if (!endpoint_.sever(link.peer) || link.held + waits_of(link) != link.inflight) return "";
-      if (link.tries >= limits_.tries)
+      if constexpr (Unordered<E>) {
+        endpoint_.give_up(link.peer, limits_.tries);
+        if (const std::string& fault = endpoint_.fault(link.peer); !fault.empty()) return fault;
+      } else if (link.tries >= limits_.tries) {
         return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
+      }
       endpoint_.remake(link.peer, {0, {static_cast<uint32_t>(link.inbox.total())}});
       link.mend = Mend::kMeeting;
       return "";

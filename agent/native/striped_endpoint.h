@@ -1,7 +1,7 @@
 // Several endpoints as one: a link's writes go over all of them, each over the line that will be
 // through with it first. So no order is left between two writes, and remote_gate.h gives it back.
 // A line is an endpoint of a NIC's port. Satisfies endpoint.h; instantiated by verbs_transport.h.
-// striped_mend.h has what follows when a line's connection breaks.
+// striped_post.h posts and polls; striped_mend.h has what follows when a line's connection breaks.
 #pragma once
 
 #include <sys/epoll.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "breaks.h"
 #include "budget.h"
 #include "memory.h"
 #include "record.h"
@@ -59,6 +60,9 @@ class StripedEndpoint {
     requires Mending<E>;
   bool sever(PeerIndex index)
     requires Mending<E>;
+  // Lines that broke more often in a row than `tries` stay out.
+  void give_up(PeerIndex index, uint32_t tries)
+    requires Mending<E>;
   // On every line; it goes on over those that come to be met.
   void remake(PeerIndex index, const Told&)
     requires Mending<E>;
@@ -93,12 +97,17 @@ class StripedEndpoint {
     std::vector<PeerIndex> at;   // by line that both ends have
     std::vector<uint64_t> keys;  // by piece of memory, then by `lines`
     size_t lines;                // the peer's
-    std::string fault;
-    std::string broken;     // why lines are out
+    std::string fault{};
+    std::string broken{};   // why lines are out
     bool shut = false;      // it has a fault, or has to break before more is posted
+    bool severing = false;  // all lines, until they are made anew
     Told own{};             // with immediates of the peer that came by each line
     Counts sent{};          // likewise to the peer, for certain
-    uint32_t given_up = 0;  // lines, as bits
+    uint32_t given_up = 0;  // lines, as bits; so are these
+    uint32_t failed = 0;    // that broke while they carried, since they were made
+    uint32_t alone = 0;     // that are severed by themselves, since they were out
+    std::array<Breaks, kMaxLines> breaks{};
+    uint32_t all() const { return (1u << at.size()) - 1; }
   };
   // Which immediate of a line a write that failed had; left in the caller's context.
   struct Place {
@@ -117,9 +126,20 @@ class StripedEndpoint {
   ssize_t post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context);
   ssize_t post(uint32_t line, Peer& peer, Pieces pieces, const uint32_t* imm, Flight* flight);
   void settle(uint32_t line, Completion& done);
+  void note(uint32_t line, const Flight& flight, Completion& done)
+    requires Mending<E>;
+  // Once for each connection, and only if nobody here was ending it.
+  void note_break(Peer& peer, uint32_t line, uint64_t bytes)
+    requires Mending<E>;
   bool faulty(const Peer& peer, uint32_t line) const {
-    return !lines_[line].fault(peer.at[line]).empty();
+    return (peer.given_up >> line & 1) != 0 || !lines_[line].fault(peer.at[line]).empty();
   }
+  std::string why_given_up(const Peer& peer) const
+    requires Mending<E>;
+  void broke(uint32_t line, PeerIndex index)
+    requires Mending<E>;
+  void remake_alone(Peer& peer)
+    requires Mending<E>;
   void join(Peer& peer)
     requires Mending<E>;
   void look_for_faults()
@@ -177,10 +197,7 @@ PeerIndex StripedEndpoint<E>::insert(const PeerAddress& peer) {
   Peer added{Stripes(static_cast<uint32_t>(count), selection_),
              {},
              std::move(theirs.keys),
-             theirs.lines.size(),
-             "",
-             "",
-             false};
+             theirs.lines.size()};
   for (size_t i = 0; i < count; ++i) {
     added.at.push_back(lines_[i].insert({theirs.lines[i], peer.own_domain, peer.their_domain}));
     owners_[i].resize(added.at[i] + 1);
@@ -243,89 +260,6 @@ bool StripedEndpoint<E>::gathers() const {
   return std::all_of(lines_.begin(), lines_.end(), [](const E& line) { return line.gathers(); });
 }
 
-// A line that is full leaves the write to the next best. One that was given up may have half of it.
-template <Endpoint E>
-ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm, void* context) {
-  if (peer.shut) return peer.fault.empty() ? -EAGAIN : -ENOTCONN;
-  uint64_t bytes = 0;
-  for (const Piece& piece : pieces) {
-    if (piece.key >= peer.keys.size() / peer.lines) return -EINVAL;
-    bytes += piece.bytes;
-  }
-  if (free_.empty()) return -EAGAIN;
-  Flight* flight = free_.back();
-  free_.pop_back();
-  *flight = {{}, context, &peer, bytes, {}};
-  ssize_t result = -EAGAIN;
-  for (uint32_t among = peer.stripes.up(); among != 0 && result == -EAGAIN;) {
-    const uint32_t line = peer.stripes.choose(bytes, among, inflight_);
-    among &= ~(1u << line);
-    result = post(line, peer, pieces, imm, flight);
-    if (Mending<E> && result != 0 && result != -EAGAIN && faulty(peer, line)) {
-      peer.shut = true;
-      result = -EAGAIN;
-      break;
-    }
-    if (result != 0) continue;
-    peer.stripes.posted(line, bytes);
-    inflight_[line] += bytes;
-    return 0;
-  }
-  free_.push_back(flight);
-  return result;
-}
-
-template <Endpoint E>
-ssize_t StripedEndpoint<E>::post(uint32_t line, Peer& peer, Pieces pieces, const uint32_t* imm,
-                                 Flight* flight) {
-  std::array<Piece, kMaxPieces> out;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    out[i] = pieces[i];
-    out[i].descriptor = (*static_cast<const Descriptors*>(pieces[i].descriptor))[line];
-    out[i].key = peer.keys[pieces[i].key * peer.lines + line];
-  }
-  const Pieces over{out.data(), pieces.size()};
-  E& endpoint = lines_[line];
-  if (imm == nullptr) return endpoint.write(peer.at[line], over, flight);
-  flight->place = {line, peer.sent[line]};
-  const ssize_t result = endpoint.write_with_imm(peer.at[line], over, *imm, flight);
-  if (result == 0) peer.sent[line] += 1;
-  return result;
-}
-
-// Another line is first each time, so that none waits for those that always have something.
-template <Endpoint E>
-size_t StripedEndpoint<E>::poll(Completion* out, size_t capacity) {
-  const auto count = static_cast<uint32_t>(lines_.size());
-  size_t got = 0;
-  first_ = first_ + 1 < count ? first_ + 1 : 0;
-  for (uint32_t i = 0; i < count && got < capacity; ++i) {
-    const uint32_t line = first_ + i < count ? first_ + i : first_ + i - count;
-    const size_t more = lines_[line].poll(out + got, capacity - got);
-    for (const size_t end = got + more; got < end; ++got) settle(line, out[got]);
-  }
-  return got;
-}
-
-template <Endpoint E>
-void StripedEndpoint<E>::settle(uint32_t line, Completion& done) {
-  if (done.record) {
-    const uint32_t domain = unpack_imm(done.imm).domain;
-    if (Mending<E> && domain < peers_.size()) peers_[domain].own.taken[line] += 1;
-    return;
-  }
-  if (done.context == nullptr) return;
-  auto* flight = static_cast<Flight*>(done.context);
-  flight->peer->stripes.completed(line, flight->bytes);
-  inflight_[line] -= flight->bytes;
-  done.context = flight->told;
-  if (Mending<E> && done.error != 0 && flight->peer->fault.empty()) {
-    done.error = kBroken;  // on this line; there are others
-    *static_cast<Place*>(done.context) = flight->place;
-  }
-  free_.push_back(flight);
-}
-
 template <Endpoint E>
 int StripedEndpoint<E>::wait_fd() {
   int out = 0;
@@ -370,3 +304,4 @@ uint64_t StripedEndpoint<E>::line_ns_per_kib() const
 }  // namespace epfabric::agent
 
 #include "striped_mend.h"
+#include "striped_post.h"

@@ -82,6 +82,7 @@ class Stripes {
     }
   }
 
+  uint64_t inflight(uint32_t line) const { return inflight_[line]; }
   // Of the speed of all; a line keeps a little, so that it may recover.
   uint64_t share(uint32_t line) const { return std::max(carried_[line], total_ / 64); }
   uint64_t shares() const { return total_; }

@@ -296,7 +296,10 @@ void VerbsEndpoint::take_greeting(const ibv_wc& done) {
       const Answer answer = hear(peer.link, greeting);
       if (answer == Answer::kConnect && connecting_ == 0) return;  // likewise
       if (answer == Answer::kConnect) connecting_ -= 1;
-      if (answer == Answer::kConflict) disturb(peer, "its end of the connection broke");
+      if (answer == Answer::kConflict) {
+        peer.theirs.era = greeting.era;
+        disturb(peer, "its end of the connection broke");
+      }
       if (answer == Answer::kConnect) connect(peer, greeting);
       if (answer == Answer::kConnect || answer == Answer::kRepeat) greet(peer);
     } catch (const NativeError& error) {

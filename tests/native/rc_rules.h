@@ -1,4 +1,5 @@
-// What the network of rc_network.h does, by one seed, and what it counts; its ends are there.
+// What the network of rc_network.h does, by one seed, and what it counts; its ends are those of
+// rc_endpoint.h.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,11 @@ struct RcRules {
   size_t queue = 64;              // writes of one connection under way
   size_t polled = 64;             // completions of one poll
   uint64_t max_bytes = 512;
-  bool still = false;       // nothing moves, and nobody meets
-  bool dead = false;        // nothing gets through any more
-  bool unanswered = false;  // what is done completes only by a break
-  bool busy = false;        // each poll finds something, of others
+  uint64_t longest = UINT64_MAX;  // bytes of a write that gets through
+  bool still = false;             // nothing moves, and nobody meets
+  bool dead = false;              // nothing gets through any more
+  bool unanswered = false;        // what is done completes only by a break
+  bool busy = false;              // each poll finds something, of others
 };
 
 class RcNetwork {

@@ -204,6 +204,72 @@ TEST_CASE("a line whose NIC comes back carries again") {
   CHECK(end_all(group, checker, kCourse) == "");
 }
 
+// Greetings pass, and short writes in one case, so that each time it may be met first.
+TEST_CASE("a line over which long writes do not pass stays out in the end, and the link goes on") {
+  for (const uint64_t longest : {0, 100}) {
+    CAPTURE(longest);
+    RcLines lines = calm_lines(2);
+    lines.networks[0].rules.longest = longest;
+    lines.networks[0].rules.give_up_one_in = 200;
+    const HandShape shape;
+    Group group(shape, seed(), lines);
+    OrderChecker checker(group.sessions(), seed(), {});
+    uint64_t first = 0, second = 0;
+    CHECK(push_until(group, checker, [&] {
+            if (lines.networks[0].posted() != first) second = lines.networks[1].posted();
+            first = lines.networks[0].posted();
+            return lines.networks[1].posted() > second + 3000;
+          }) == "");
+    for (const uint32_t rank : {0, 1}) {
+      CHECK(group.count(rank).mended.get() > shape.limits.tries);
+      CHECK(group.count(rank).mended.get() <= 2 * shape.limits.tries + 1);  // the bound of each end
+    }
+    CHECK(end_all(group, checker, kCourse) == "");
+  }
+}
+
+TEST_CASE("a rank is lost when long writes pass over none of its lines") {
+  RcLines lines = calm_lines(2);
+  for (RcNetwork& network : lines.networks) {
+    network.rules.longest = 100;
+    network.rules.give_up_one_in = 200;
+  }
+  Group group(HandShape{}, seed(), lines);
+  OrderChecker checker(group.sessions(), seed(), {});
+  const std::string why = push_until(group, checker, [] { return false; });
+  // Again and again; or each end has given another line up, and they do not meet any more.
+  CHECK_MESSAGE(why.find("its connection broke") != std::string::npos, why);
+}
+
+// As when its port goes down once more, or its peer's end is given up.
+TEST_CASE("a line that is out breaks no other") {
+  for (const bool killed : {false, true}) {
+    CAPTURE(killed);
+    RcLines lines = calm_lines(2);
+    Group group(HandShape{}, seed(), lines);
+    OrderChecker checker(group.sessions(), seed(), {});
+    const auto mended = [&] { return group.count(0).mended.get() + group.count(1).mended.get(); };
+    RcNetwork &first = lines.networks[0], &second = lines.networks[1];
+    go_dead(second);
+    second.break_all();
+    REQUIRE(push_until(group, checker, [&] { return mended() == 2; }) == "");
+    const uint64_t breaks = second.breaks();
+    for (int i = 0; i < 10; ++i) {
+      second.break_all();
+      if (killed) second.kill(0, 1);
+      const uint64_t before = first.posted();
+      REQUIRE(push_until(group, checker, [&] { return first.posted() > before + 300; }) == "");
+    }
+    CHECK(second.breaks() > breaks);
+    second.rules.dead = false;
+    const uint64_t dead = second.posted();
+    if (!killed)
+      CHECK(push_until(group, checker, [&] { return second.posted() > dead + 500; }) == "");
+    CHECK(end_all(group, checker, kCourse) == "");
+    CHECK(mended() == 2);
+  }
+}
+
 TEST_CASE("a group whose last line goes ends with a reason that names the rank") {
   HandShape shape;
   shape.limits.stall_ns = 200'000'000;
