@@ -72,9 +72,8 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   for (VerbsPort& port : proxy_settings_.ports) {
     port.inflight = settings.limits.inflight;
     const VerbsEndpoint trial(port);
-    watched_.push_back(std::make_unique<VerbsDevice>(port));
-    devices_.push_back(port.device);
   }
+  watch_ports();
 }
 
 Core::~Core() {
@@ -94,12 +93,13 @@ std::shared_ptr<Session> Core::open_session(const SessionSettings& settings) {
     const std::lock_guard lock(mutex_);
     require_open();
   }
-  const NicUses endpoints = endpoints_of(settings);
-  require_room(endpoints, "the endpoints of rank " + std::to_string(settings.shape.rank));
+  const NicShares shares = take_endpoints(settings);
   ProxySettings proxies = proxy_settings_;
-  proxies.connections = room_for_links(endpoints);
+  // As it is now: others may be told of the same room. What is too much is refused by take_links().
+  for (const auto& share : shares)
+    proxies.connections = std::min(proxies.connections, share->links_left());
   if (settings.inflight > 0) proxies.limits.session_inflight = settings.inflight;
-  auto session = std::make_shared<Session>(settings, proxies);
+  auto session = std::make_shared<Session>(settings, proxies, shares);
   const std::lock_guard lock(mutex_);
   std::erase_if(sessions_, [](const auto& known) { return known.expired(); });
   sessions_.push_back(session);
@@ -160,11 +160,16 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
 void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<Session>>& local,
                       const std::vector<RemoteRank>& remote) {
   const auto epoch = make_epoch(plan, local, remote);
-  require_room(*epoch);
   {
     const std::lock_guard lock(mutex_);
     if (!epochs_.emplace(plan.group, epoch).second)
       throw NativeError("the group's epoch is being opened already");
+  }
+  try {
+    take_links(*epoch);
+  } catch (const NativeError&) {  // its sessions are as they were
+    remove(epoch);
+    throw;
   }
   try {
     for (const auto& session : local) session->join_epoch(epoch);

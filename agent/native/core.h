@@ -70,8 +70,8 @@ class Core {
   std::vector<int> port_fds() const;
   std::vector<std::string> port_news();
   // What `ports`' devices have in all, and what is taken of them here.
-  std::map<std::string, ibv_device_attr> nic_limits() const;
-  NicUses nic_uses() const;
+  const NicLimits& nic_limits() const { return nics_->limits(); }
+  NicUses nic_uses() const { return nics_->uses(); }
 
  private:
   std::shared_ptr<Epoch> find(uint64_t group) const;
@@ -81,11 +81,9 @@ class Core {
   std::shared_ptr<Epoch> make_epoch(const EpochPlan& plan,
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
-  void require_room(const Epoch& epoch) const;
-  NicUses endpoints_of(const SessionSettings& settings) const;
-  uint64_t room_for_links(const NicUses& beside) const;
-  void require_room(const NicUses& more, const std::string& whose) const;
-  NicPlan nic_plan() const { return {devices_, settings_.stripes}; }
+  void watch_ports();
+  NicShares take_endpoints(const SessionSettings& settings) const;
+  void take_links(const Epoch& epoch) const;
   void connect(const Epoch& epoch);
   void require_open() const;
 
@@ -93,6 +91,7 @@ class Core {
   std::optional<Fabric> fabric_;
   std::vector<std::unique_ptr<VerbsDevice>> watched_;  // by port
   std::vector<std::string> devices_;                   // by port
+  std::shared_ptr<NicLedger> nics_;
   ProxySettings proxy_settings_;
   const std::shared_ptr<KeepRule> keep_ = std::make_shared<KeepRule>();
   Events events_;

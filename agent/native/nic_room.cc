@@ -26,9 +26,20 @@ void NicUse::add(const NicUse& more) {
   for (const NicLimit& limit : kNicLimits) this->*limit.taken += more.*limit.taken;
 }
 
-void NicPlan::add(NicUses& to, uint32_t proxy, const NicUse& of_each) const {
+void NicUse::remove(const NicUse& gone) {
+  for (const NicLimit& limit : kNicLimits) this->*limit.taken -= gone.*limit.taken;
+}
+
+std::vector<std::string> NicPlan::devices_of(uint32_t proxy) const {
+  std::vector<std::string> out;
+  if (devices.empty()) return out;
   for (const uint32_t port : lines_of(proxy, stripes, static_cast<uint32_t>(devices.size())))
-    to[devices[port]].add(of_each);
+    out.push_back(devices[port]);
+  return out;
+}
+
+void NicPlan::add(NicUses& to, uint32_t proxy, const NicUse& of_each) const {
+  for (const std::string& device : devices_of(proxy)) to[device].add(of_each);
 }
 
 std::string shortage(const std::string& device, const ibv_device_attr& limits, const NicUse& used,

@@ -1,5 +1,5 @@
 // What RDMA devices say that they take, and what this agent's sessions and groups take of them.
-// Pure. Core refuses by it before it makes anything; the agent's `budget` command prints it.
+// Pure. nic_ledger.h refuses by it before anything is made; the agent's `budget` command prints it.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,6 +9,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "stripes.h"
 
@@ -23,6 +24,7 @@ struct NicUse {
   uint64_t registrations = 0;
   uint64_t handles = 0;
   void add(const NicUse& more);
+  void remove(const NicUse& gone);
 };
 using NicUses = std::map<std::string, NicUse>;  // by device
 
@@ -36,7 +38,9 @@ constexpr NicUse link_use(uint64_t links) { return {links, 0, 0, 0, 0, links}; }
 struct NicPlan {
   std::span<const std::string> devices;  // by port
   uint32_t stripes = 1;
-  // Adds what proxy `proxy` takes of each port that it uses.
+  // Of the ports that proxy `proxy` uses; none where there is no port.
+  std::vector<std::string> devices_of(uint32_t proxy) const;
+  // Adds what it takes of each of them.
   void add(NicUses& to, uint32_t proxy, const NicUse& of_each) const;
 };
 

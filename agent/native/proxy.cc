@@ -82,6 +82,7 @@ void Proxy::main() {
   } catch (const std::exception& failed) {  // NativeError, or no memory
     error = failed.what();
   }
+  if (settings_.share) settings_.share->give_back();
   settle_.store(kSettledForEver, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   start_error_ = error;

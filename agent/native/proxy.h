@@ -15,6 +15,7 @@
 #include "fabric.h"
 #include "idle.h"
 #include "link.h"
+#include "nic_ledger.h"
 #include "ring.h"
 #include "stripes.h"
 #include "verbs_device.h"
@@ -29,6 +30,7 @@ struct ProxySettings {
   Limits limits;
   AtomicsWish atomics = AtomicsWish::kAuto;
   uint64_t connections = DeviceLimits::kNone;  // that there is room for
+  std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
   const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
   std::vector<VerbsPort> ports;                // proxy i uses the one at i modulo their number, or
   uint32_t stripes = 1;                        // stripes over up to so many of them, where above 1,
@@ -94,6 +96,7 @@ class Proxy {
   RemoteKey mailbox() const { return mailbox_; }
   // As far as regions are registered now; ordered by the requests that register them.
   AtomicsAbility ability() const { return ability_.load(std::memory_order_relaxed); }
+  NicShare* share() const { return settings_.share.get(); }
   const ProxyCount& count() const { return count_; }
   const std::vector<DestinationCount>& destinations() const { return destinations_; }
 

@@ -37,7 +37,8 @@ AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
   return out;
 }
 
-Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
+Session::Session(const SessionSettings& settings, const ProxySettings& proxies,
+                 const NicShares& shares)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
       network_(proxies.network()),
@@ -45,8 +46,7 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
       segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],
                           [&] { return Segments(settings.shape); })),
       keys_(settings.cpus.size()),
-      nodes_(settings.shape.world),
-      links_(settings.cpus.size()) {
+      nodes_(settings.shape.world) {
   const auto count = static_cast<uint32_t>(settings.cpus.size());
   if (count == 0 || count > kMaxProxies || count > settings.shape.rings) {
     throw NativeError("a session has 1-" + std::to_string(kMaxProxies) +
@@ -57,9 +57,11 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies)
     rings_.push_back(std::make_unique<Ring>(r, segments_.slots(r), segments_.counters(r),
                                             segments_.results(r), settings.shape.depth));
   }
+  ProxySettings own = proxies;
   for (uint32_t i = 0; i < count; ++i) {
+    if (i < shares.size()) own.share = shares[i];
     proxies_.push_back(
-        std::make_unique<Proxy>(i, count, settings.cpus[i], proxies, segments_, regions_, rings_));
+        std::make_unique<Proxy>(i, count, settings.cpus[i], own, segments_, regions_, rings_));
   }
 }
 
@@ -107,8 +109,9 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   if (offset > kMaxRankBytes || bytes > kMaxRankBytes - offset) {
     throw NativeError("a rank's regions end below 64 GiB: register less");
   }
-  regions_.push_back(map_region(fd, bytes, offset));
-  registered_.store(static_cast<uint32_t>(regions_.size()), std::memory_order_relaxed);
+  Region region = map_region(fd, bytes, offset);
+  take_registration(bytes);
+  regions_.push_back(std::move(region));
   half_registered_ = true;
   for (const auto& proxy : proxies_) {
     Request request;
@@ -119,6 +122,16 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   }
   half_registered_ = false;
   return {static_cast<uint32_t>(regions_.size() - 1), offset, bytes};
+}
+
+void Session::take_registration(uint64_t bytes) const {
+  constexpr NicUse kRegion{.registrations = 1};
+  std::vector<NicShare::Wish> wishes;
+  for (const auto& proxy : proxies_) {
+    if (proxy->share() != nullptr) wishes.push_back({proxy->share(), kRegion});
+  }
+  NicShare::take(wishes, "the proxies of rank " + std::to_string(shape().rank) +
+                             " for a region of " + std::to_string(bytes) + " bytes");
 }
 
 Shared Session::share() const {
@@ -183,9 +196,6 @@ void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
   for (uint32_t rank = 0; rank < epoch->world(); ++rank) {
     nodes_[rank].store(epoch->node_of(rank), std::memory_order_relaxed);
   }
-  const Census census = epoch->census();
-  for (uint32_t i = 0; i < links_.size(); ++i)
-    links_[i].store(epoch->links(census, shape().rank, i), std::memory_order_relaxed);
   platform::store_release(&segments_.header()->epoch, epoch->plan().epoch);
   for (const auto& proxy : proxies_) {
     Request request;
@@ -193,12 +203,6 @@ void Session::join_epoch(const std::shared_ptr<Epoch>& epoch) {
     request.epoch = epoch;
     proxy->run(request);
   }
-}
-
-NicUse Session::use_of(uint32_t proxy) const {
-  NicUse out = endpoint_use(registered_.load(std::memory_order_relaxed));
-  out.add(link_use(links_[proxy].load(std::memory_order_relaxed)));
-  return out;
 }
 
 uint64_t Session::unconnected() const {

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "nic_room.h"
 #include "proxy.h"
 
 namespace epfabric::agent {
@@ -31,7 +30,9 @@ AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies);
 
 class Session {
  public:
-  Session(const SessionSettings& settings, const ProxySettings& proxies);
+  // `shares`: of NICs, by proxy; none where there are none. The endpoints' are taken already.
+  Session(const SessionSettings& settings, const ProxySettings& proxies,
+          const NicShares& shares = {});
   ~Session();
   Session(const Session&) = delete;
 
@@ -63,8 +64,6 @@ class Session {
   void join_epoch(const std::shared_ptr<Epoch>& epoch);
   // Links that are not connected yet, and one of them by name.
   uint64_t unconnected() const;
-  // What each endpoint of a proxy takes of its device.
-  NicUse use_of(uint32_t proxy) const;
   std::string unreachable() const;
 
   uint64_t group() const { return group_; }
@@ -83,6 +82,7 @@ class Session {
 
  private:
   void require_open() const;
+  void take_registration(uint64_t bytes) const;
   void release_peers(uint64_t timeout_ns);
   void serve_as_delegate(uint64_t timeout_ns);
   uint64_t used_bytes() const { return regions_.empty() ? 0 : regions_.back().extent.end; }
@@ -99,9 +99,7 @@ class Session {
   std::shared_ptr<Epoch> epoch_;
   std::vector<std::atomic<uint32_t>> nodes_;  // by rank
   mutable std::mutex mutex_;  // whoever changes the session, or looks at what close() takes away
-  bool half_registered_ = false;              // some proxies lack a region
-  std::atomic<uint32_t> registered_{0};       // regions
-  std::vector<std::atomic<uint64_t>> links_;  // by proxy
+  bool half_registered_ = false;  // some proxies lack a region
   std::atomic<bool> closed_{false};
 };
 

@@ -1,7 +1,10 @@
 // What soft RoCE devices say that they take, and what sessions and groups really make of it,
 // counted at libibverbs' calls: what nic_room.h says beforehand.
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 
 #include "cores.h"
 #include "ends.h"
@@ -106,6 +109,33 @@ std::string refusal_of(const GroupShape& shape) {
   return "";
 }
 
+// What the cores say is taken is what there is; of how many devices they say it.
+size_t check_said(const std::vector<const Core*>& cores) {
+  size_t devices = 0;
+  for (const Core* core : cores) {
+    for (const auto& [device, said] : core->nic_uses()) {
+      CAPTURE(device);
+      devices += 1;
+      for (const NicLimit& limit : kNicLimits) {
+        CAPTURE(limit.name);
+        CHECK(said.*limit.taken == Counted::live[device].*limit.taken);
+      }
+    }
+  }
+  return devices;
+}
+size_t check_said(const CoreGroup& group) {
+  return check_said({group.cores[0].get(), group.cores[1].get()});
+}
+
+uint64_t pairs_of(const CoreGroup& group) {
+  uint64_t out = 0;
+  for (const auto& core : group.cores) {
+    for (const auto& [device, said] : core->nic_uses()) out += said.queue_pairs;
+  }
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("a device is asked for its limits, and soft RoCE's are large enough") {
@@ -143,26 +173,102 @@ TEST_CASE("what is said to be taken of each NIC is what there is, also by stripe
     GroupShape shape = shape_of(at.rails, at.stripes);
     shape.settings.atomics = at.atomics;
     CoreGroup group(shape);
-    size_t devices = 0;
-    for (const auto& core : group.cores) {
-      for (const auto& [device, said] : core->nic_uses()) {
-        CAPTURE(device);
-        devices += 1;
-        for (const NicLimit& limit : kNicLimits) {
-          CAPTURE(limit.name);
-          CHECK(said.*limit.taken == Counted::live[device].*limit.taken);
-        }
-      }
-    }
-    CHECK(devices == 2 * at.rails);
+    CHECK(check_said(group) == 2 * at.rails);
     group.close();
-    for (const auto& core : group.cores) {
-      for (const auto& [device, said] : core->nic_uses()) {
-        CHECK(said.queue_pairs == 0);
-        CHECK(Counted::live[device].queue_pairs == 0);
-      }
-    }
+    check_said(group);
+    CHECK(pairs_of(group) == 0);
   }
+}
+
+TEST_CASE(
+    "what is gone with masked ranks and a failed epoch is not counted while sessions are open") {
+  const Counted counted;
+  CoreGroup group(shape_of(2, 2));
+  const uint64_t whole = pairs_of(group);
+  for (const auto& core : group.cores) core->mask_ranks(1, {0, 3});
+  for (const uint32_t rank : {0u, 3u}) group.pods[rank].session->close(kTestLimitNs);
+  REQUIRE_FALSE(group.pods[0].session->closed());  // the barrier needs one of its proxies
+  REQUIRE(group.pods[3].session->closed());
+  check_said(group);
+  CHECK(pairs_of(group) < whole);
+  for (const auto& core : group.cores) core->fail_epoch(1, "the test ends it");
+  REQUIRE_FALSE(group.pods[1].session->closed());
+  check_said(group);
+  CHECK(pairs_of(group) == 0);
+  group.close();
+}
+
+// Two groups of a rank on each of two nodes; links are wanted by both at once.
+TEST_CASE("of two groups that open at once one fits, and the refused one opens when it has gone") {
+  const Counted counted;
+  CoreSettings settings;
+  settings.atomics = "emulated";
+  settings.connect_timeout_ns = kTestLimitNs;
+  const auto core_at = [&](char end) {
+    settings.ports = {port_at(end, 0)};
+    return std::make_unique<Core>(settings);
+  };
+  Counted::lowered = &ibv_device_attr::max_qp;
+  Counted::limit = 2 * 2 + 2;  // greetings of both groups, links of one
+  const auto a = core_at('a');
+  Counted::lowered = nullptr;
+  const auto b = core_at('b');
+  const auto session_of = [](Core& core, uint64_t group, uint32_t rank) {
+    return core.open_session({group, {rank, 2, 4, 16, 4}, {-1, -1}});
+  };
+  struct Ends {
+    std::shared_ptr<Session> a, b;
+    std::string refusal;
+  };
+  std::array<Ends, 2> groups;
+  const auto open = [](Core& core, uint64_t group, const auto& own, const auto& peer) {
+    const uint32_t there = peer->shape().rank;
+    core.open_epoch({group, 1, 0, kTestLimitNs, {{0}, {1}}}, {own},
+                    {{there, there, encode(peer->describe())}});
+  };
+  std::atomic<int> ready{0};
+  const auto open_both = [&](uint64_t group, Ends& ends) {
+    std::atomic<bool> over{false};
+    std::thread peer([&] {
+      try {
+        open(*b, group, ends.b, ends.a);
+      } catch (const NativeError&) {
+      }
+      over = true;
+    });
+    for (ready += 1; ready < 2;) std::this_thread::yield();
+    try {
+      open(*a, group, ends.a, ends.b);
+    } catch (const NativeError& refused) {
+      ends.refusal = refused.what();
+      for (; !over; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+        b->fail_epoch(group, "the other end is refused");
+    }
+    peer.join();
+  };
+  for (uint32_t i = 0; i < 2; ++i)
+    groups[i] = {session_of(*a, i + 1, 0), session_of(*b, i + 1, 1), ""};
+  std::thread first([&] { open_both(1, groups[0]); });
+  open_both(2, groups[1]);
+  first.join();
+  const size_t out = groups[0].refusal.empty() ? 1 : 0;
+  CAPTURE(groups[0].refusal);
+  CAPTURE(groups[1].refusal);
+  REQUIRE(groups[1 - out].refusal.empty());
+  CHECK(groups[out].refusal.find("RDMA device ra0 has 6 queue pairs (max_qp), of which this agent "
+                                 "uses 6, and the links of the group's 1 rank(s) on this node need "
+                                 "2 more: use fewer proxies (spec.proxies.perGPU)") == 0);
+  check_said({a.get(), b.get()});  // what the refused group's other end had begun is gone
+  a->fail_epoch(2 - out, "the test ends it");
+  b->fail_epoch(2 - out, "the test ends it");
+  groups[out].b = session_of(*b, out + 1, 1);
+  groups[out].refusal.clear();
+  open_both(out + 1, groups[out]);
+  CHECK(groups[out].refusal == "");
+  CHECK(a->failure(out + 1) == "");
+  a->close();
+  b->close();
+  CHECK(a->nic_uses().at("ra0").queue_pairs == 0);
 }
 
 TEST_CASE("a group that takes one more than a NIC has is refused before anything of it is made") {
