@@ -17,7 +17,7 @@ from functools import partial
 
 from epfabric_crds import Settings
 from epfabric_crds.group import BarrierStatistics
-from epfabric_crds.node import PeerMemory, Topology
+from epfabric_crds.node import NicRoom, PeerMemory, Topology
 from epfabric_crds.settings import Traces as TracesSettings
 
 from epfabric_agent.core_edge import CoreEdge, CoreSettings, core_settings
@@ -26,6 +26,7 @@ from epfabric_agent.groups.hub import Hub, Reporter
 from epfabric_agent.groups.peer_memory import peer_memory
 from epfabric_agent.nic.counters import NicFaults
 from epfabric_agent.nic.report import NicReport
+from epfabric_agent.nic.room import rooms
 from epfabric_agent.nic.selector import rdma_devices_of
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
@@ -72,6 +73,7 @@ class Facts:
     groups: tuple[str, ...] = ()
     """Those that end if this agent does."""
     peer_memory: tuple[PeerMemory, ...] = ()
+    nic_room: tuple[NicRoom, ...] = ()
 
 
 class Runtime:
@@ -207,6 +209,7 @@ class Runtime:
         return len(self.hub.ranks())
 
     def facts(self) -> Facts:
+        core = self.core.current
         places = []
         for part in self.hub.parts.values():
             for local in part.ranks.values():
@@ -225,6 +228,7 @@ class Runtime:
             nics=self.nics,
             groups=self.hub.living(),
             peer_memory=peer_memory(self.hub.parts.values()),
+            nic_room=rooms(core.nics()) if core is not None else (),
         )
 
     def barriers(self, handle: int) -> BarrierStatistics | None:

@@ -12,6 +12,7 @@ from epfabric_crds.group import BarrierStatistics
 
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.nic.room import rooms
 from epfabric_agent.telemetry import spans
 from epfabric_agent.telemetry.core_counts import barrier_sample, session_sample
 from epfabric_agent.telemetry.histogram import from_core, quantile
@@ -57,7 +58,12 @@ class Sampler:
                     sessions.append(sample)
             barriers = self._barriers(core)
         return Snapshot(
-            choice.type, choice.provider, tuple(sessions), tuple(barriers), self._groups()
+            choice.type,
+            choice.provider,
+            tuple(sessions),
+            tuple(barriers),
+            self._groups(),
+            rooms(core.nics()) if core is not None else (),
         )
 
     def kept(self, positions: Mapping[int, int], limit: int) -> list[TakenKept]:

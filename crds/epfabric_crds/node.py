@@ -83,6 +83,19 @@ class NicStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NicCount:
+    used: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NicRoom:
+    device: str
+    queue_pairs: NicCount
+    registrations: NicCount
+
+
+@dataclass(frozen=True, kw_only=True)
 class PeerMemory:
     group: str
     nvlink: Literal["posix_fd", "none"]
@@ -107,6 +120,7 @@ class EPFabricNodeStatus:
     topology: Topology | None = None
     capabilities: tuple[str, ...] = ()
     nics: tuple[NicStatus, ...] = ()
+    nic_room: tuple[NicRoom, ...] = ()
     proxies: tuple[ProxyPlace, ...] = ()
     sessions: int | None = None
     groups: tuple[str, ...] = ()

@@ -44,7 +44,9 @@ def fabric(stand: Stand) -> Iterator[str]:
         create(stand, "epfabricnodes", "EPFabricNode", node, {"fabric": name, "nodeUid": "u"})
         transport = {"type": "libfabric", "provider": "tcp;ofi_rxm", "reason": "allowed"}
         conditions = [condition("Ready", ready, "NoTransport", "no NIC fits")]
-        said: Object = {"transport": transport, "conditions": conditions}
+        pairs = {"used": 36, "limit": 4096}
+        room = [{"device": "m0", "queuePairs": pairs, "registrations": {"used": 20}}]
+        said: Object = {"transport": transport, "nicRoom": room, "conditions": conditions}
         status(stand, f"epfabricnodes/{node}", said)
     for group, phase, why in (
         ("fine", "Ready", "8 ranks"),
@@ -78,6 +80,7 @@ def test_kubectl_runs_the_plugin_and_shows_what_is_not_ready(
     nodes = ask("nodes", "--fabric", fabric)
     assert nodes.returncode == 1
     assert "NoTransport: no NIC fits" in nodes.stdout
+    assert "m0 36/4096 QPs" in nodes.stdout
     assert ask("nodes", f"{fabric}-a").returncode == 0
     groups = ask("groups", "-n", NAMESPACE, "--fabric", fabric, "-o", "json")
     assert groups.returncode == 1

@@ -78,6 +78,10 @@ nics:
 - name: eth0
   state: Refused
   settings: [{{name: mtu, state: Refused, wanted: "9000", actual: "1500", message: why}}]
+nicRoom:
+- device: mlx5_0
+  queuePairs: {{used: 36, limit: 262144}}
+  registrations: {{used: 20, limit: 16777216}}
 proxies: [{{session: n/p/0, index: 0, cpu: 3, numaNode: 0}}]
 sessions: 1
 groups: [n/p]

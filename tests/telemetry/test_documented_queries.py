@@ -31,6 +31,8 @@ def test_every_metric_and_no_other_stands_in_the_table() -> None:
         "epfabric.transport.info",
         "epfabric.barrier.traces",
         "epfabric.certificate.left",
+        "epfabric.nic.used",
+        "epfabric.nic.limit",
     }
     assert named == {info.name for info in METRICS} | of_the_agent
 

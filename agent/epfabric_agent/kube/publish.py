@@ -10,7 +10,7 @@ from epfabric_crds.node import AgentFacts
 
 from epfabric_agent.kube import paths
 from epfabric_agent.kube.api import Api
-from epfabric_agent.kube.status import status_of, without_times
+from epfabric_agent.kube.status import is_news, status_of
 from epfabric_agent.runtime import Facts
 
 
@@ -31,7 +31,7 @@ class StatusWriter:
         old: tuple[Condition, ...] = self._written.conditions if self._written else ()
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         status = status_of(facts, self._agent, generation, old, now)
-        if self._written and without_times(status) == without_times(self._written):
+        if self._written and not is_news(status, self._written):
             return False
         body = {
             "apiVersion": names.API_VERSION,

@@ -12,12 +12,14 @@ from epfabric_crds import EPFabricNodeStatus
 from epfabric_crds.meta import Condition, ConditionStatus, keep_transition
 from epfabric_crds.node import AgentFacts, ChosenTransport, ProxyPlace
 
+from epfabric_agent.nic.room import as_noted
 from epfabric_agent.peers.versions import SPOKEN
 from epfabric_agent.runtime import Facts
 
 MAX_PROXIES = 64
 MAX_GROUPS = 256
 MAX_PEER_MEMORY = 64
+MAX_NICS = 64
 MAX_TEXT = 500
 
 
@@ -56,6 +58,7 @@ def status_of(
             for session, index, cpu in facts.places[:MAX_PROXIES]
         ),
         nics=facts.nics.nics,
+        nic_room=facts.nic_room[:MAX_NICS],
         sessions=facts.sessions,
         groups=facts.groups[:MAX_GROUPS],
         peer_memory=facts.peer_memory[:MAX_PEER_MEMORY],
@@ -64,8 +67,13 @@ def status_of(
     )
 
 
-def without_times(status: EPFabricNodeStatus) -> EPFabricNodeStatus:
-    """For comparing: a status that differs only in times need not be written."""
+def is_news(status: EPFabricNodeStatus, written: EPFabricNodeStatus) -> bool:
+    """Other times, and counts of NICs that are close to those written, need not be written."""
+    noted = as_noted(status.nic_room, written.nic_room)
+    return _without_times(replace(status, nic_room=noted)) != _without_times(written)
+
+
+def _without_times(status: EPFabricNodeStatus) -> EPFabricNodeStatus:
     return replace(
         status, conditions=tuple(replace(c, last_transition_time="") for c in status.conditions)
     )

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from epfabric_crds.node import NicCount
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Metric, MetricsData, PeriodicExportingMetricReader
@@ -117,6 +118,12 @@ class Telemetry:
         meter.create_observable_gauge(
             "epfabric.certificate.left", [self._certificate], "s", "Until the certificate ends"
         )
+        meter.create_observable_gauge(
+            "epfabric.nic.used", [self._nics_used], "{resource}", "What is used of a NIC"
+        )
+        meter.create_observable_gauge(
+            "epfabric.nic.limit", [self._nics_limit], "{resource}", "What a NIC says that it takes"
+        )
         meter.create_observable_counter(
             "epfabric.barrier.traces", [self._traces], "{barrier}", "Barriers kept as traces"
         )
@@ -159,6 +166,22 @@ class Telemetry:
     def _certificate(self, _: CallbackOptions) -> Iterable[Observation]:
         left_s = self._last.certificate_left_s
         return [] if left_s is None else [Observation(left_s)]
+
+    def _nics_used(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(count.used, attributes) for count, attributes in self._nics()]
+
+    def _nics_limit(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(count.limit, attributes)
+            for count, attributes in self._nics()
+            if count.limit is not None
+        ]
+
+    def _nics(self) -> Iterator[tuple[NicCount, dict[str, str]]]:
+        for room in self._last.nics:
+            counts = {"queue_pairs": room.queue_pairs, "registrations": room.registrations}
+            for resource, count in counts.items():
+                yield count, {"epfabric.nic": room.device, "epfabric.resource": resource}
 
     def _traces(self, _: CallbackOptions) -> Iterable[Observation]:
         counts = {"sent": self._last.traces_sent, "lost": self._last.traces_lost}

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from epfabric_crds.node import NicRoom
+
 from epfabric_agent.telemetry.histogram import Histogram
 
 PHASES = ("arrive", "local", "network", "release", "total")
@@ -101,6 +103,8 @@ class Snapshot:
     sessions: tuple[SessionSample, ...] = ()
     barriers: tuple[BarrierSample, ...] = ()
     groups: tuple[GroupSample, ...] = ()
+    nics: tuple[NicRoom, ...] = ()
+    """RDMA devices that move data, and what is used of them."""
     traces_sent: int = 0
     """Barriers of which this agent's spans have arrived at the collector."""
     traces_lost: int = 0

@@ -7,15 +7,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from epfabric_crds import EPFabric, EPFabricNode, EPGroup
+from epfabric_crds import EPFabric, EPFabricNode, EPGroup, to_dict
 from epfabric_crds.meta import Condition, find
+from epfabric_crds.node import NicRoom
 
 from epfabric_operator.cli import output
 from epfabric_operator.cli.cluster import Cluster
 from epfabric_operator.cli.fault import FINE, FOUND, NOT_FOUND, Fault
 
 FABRIC_COLUMNS = ("fabric", "ready", "nodes", "sessions", "transports", "age", "reason")
-NODE_COLUMNS = ("node", "fabric", "ready", "transport", "provider", "sessions", "nics", "reason")
+NODE_COLUMNS = (
+    *("node", "fabric", "ready", "transport", "provider"),
+    *("sessions", "nics", "room", "reason"),
+)
 GROUP_COLUMNS = (
     *("namespace", "group", "fabric", "phase", "ranks", "nodes", "masked"),
     *("barriers", "p50", "p99", "slowest", "reason"),
@@ -82,6 +86,8 @@ def node_row(node: EPFabricNode) -> Row:
         "provider": chosen.provider if chosen else None,
         "sessions": status.sessions,
         "nics": len(topology.nics) if topology else None,
+        "room": _fullest(status.nic_room),
+        "nic_room": [to_dict(room) for room in status.nic_room],
         "endpoint": status.endpoint,
         "conditions": _conditions(status.conditions),
     }
@@ -109,6 +115,17 @@ def group_row(group: EPGroup) -> Row:
         "slowest": slowest,
         "reason": status.reason,
     }
+
+
+def _fullest(rooms: Iterable[NicRoom]) -> str:
+    """Of the NIC, and of what it says a limit of, of which the largest part is used."""
+    found = [
+        (count.used / count.limit, f"{room.device} {count.used}/{count.limit} {what}")
+        for room in rooms
+        for count, what in ((room.queue_pairs, "QPs"), (room.registrations, "MRs"))
+        if count.limit
+    ]
+    return max(found)[1] if found else ""
 
 
 def _ready(conditions: Iterable[Condition], unseen: str) -> Row:

@@ -15,6 +15,7 @@ from epfabric_agent.telemetry.config import TelemetryConfig
 from epfabric_agent.telemetry.histogram import Histogram
 from epfabric_agent.telemetry.runtime import Telemetry
 from epfabric_agent.telemetry.snapshot import BarrierSample, SessionSample, Snapshot, Source
+from epfabric_crds.node import NicCount, NicRoom
 from harness.otlp_receiver import receiving
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -22,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 HOURLY_S = 3600.0
 OURS = "epfabric_agent.telemetry"
+PAIRS = NicCount(used=36, limit=4096)
 
 
 def snapshot(commands: int) -> Snapshot:
@@ -31,6 +33,7 @@ def snapshot(commands: int) -> Snapshot:
         provider="tcp;ofi_rxm",
         sessions=(SessionSample("ns", "g", 1, 0, {"write": commands}),),
         barriers=(BarrierSample("ns", "g", 1, phases),),
+        nics=(NicRoom(device="m0", queue_pairs=PAIRS, registrations=NicCount(used=9)),),
     )
 
 
@@ -71,6 +74,13 @@ def test_one_export_carries_the_sdks_gauges_and_our_points_under_one_resource() 
         "epfabric.transport": "libfabric",
         "epfabric.provider": "tcp;ofi_rxm",
     }
+    for name, counts in (
+        ("used", {"queue_pairs": 36, "registrations": 9}),
+        ("limit", {"queue_pairs": 4096}),
+    ):
+        points = metrics[f"epfabric.nic.{name}"].gauge.data_points
+        told = {tuple(a.value.string_value for a in p.attributes): p.as_int for p in points}
+        assert told == {("m0", resource): count for resource, count in counts.items()}
     commands = metrics["epfabric.commands"].sum
     assert commands.is_monotonic
     assert commands.aggregation_temporality == 2  # cumulative
