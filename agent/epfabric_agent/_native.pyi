@@ -41,6 +41,9 @@ def rdma_limits() -> dict[str, dict[str, int]]:
     """By device that libibverbs lists: max_qp, max_mr_size and so on, as the device says now.
     NativeError where there is no libibverbs, or a device cannot be asked."""
 
+def queue_memory(max_inflight: int) -> tuple[int, int]:
+    """Bytes of the agent's memory that verbs' queues take at most: of an endpoint, of a link."""
+
 def nic_shortage(
     *,
     world: int,

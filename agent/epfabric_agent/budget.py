@@ -25,8 +25,8 @@ _MIB = 1 << 20
 _HEADER = (
     "| ranks | connections of a GPU | queue pairs of a GPU | of a node | "
     "mailboxes of a proxy: used, made | send queue | registrations of a GPU | pinned for a GPU | "
-    "for a node | segments of a GPU | signal words |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "for a node | verbs' queues of a GPU | segments of a GPU | signal words |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -47,6 +47,15 @@ def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int)
     )
 
 
+def queue_bytes(settings: Settings, links: int, lines: int) -> tuple[int, int]:
+    """Of one rank's verbs queues, in the agent's memory: of its endpoints, and of so many links,
+    each over `lines` NICs."""
+    from epfabric_agent._native import queue_memory
+
+    endpoint, link = queue_memory(settings.proxies.max_inflight)
+    return settings.proxies.per_gpu * lines * endpoint, links * lines * link
+
+
 def table(
     settings: Settings,
     worlds: Iterable[int] = WORLDS,
@@ -58,6 +67,7 @@ def table(
     for world in worlds:
         at = budget_of(settings, world, ranks_per_node, regions)
         here = min(world, ranks_per_node)
+        queues = sum(queue_bytes(settings, at["links"], settings.high_throughput.nics_per_gpu))
         cells = (
             world,
             at["links"],
@@ -68,6 +78,7 @@ def table(
             at["registrations"],
             f"{at['pinned_bytes'] / _MIB:.1f} MiB",
             f"{here * at['pinned_bytes'] / _MIB:.0f} MiB",
+            f"{queues / _MIB:.0f} MiB",
             f"{at['segment_bytes'] / _MIB:.1f} MiB",
             at["signal_words"],
         )

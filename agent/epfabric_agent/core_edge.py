@@ -80,6 +80,12 @@ class CoreEdge:
         self.current: Core | None = None
         self.settings: CoreSettings | None = None
 
+    @property
+    def lines(self) -> int:
+        """NICs over which a proxy's verbs links go; 0 without verbs."""
+        now = self.settings
+        return min(now.nics_per_gpu, len(now.ports)) if now is not None else 0
+
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError where it cannot."""
         from epfabric_agent._native import Core, NativeError

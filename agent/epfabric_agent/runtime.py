@@ -325,6 +325,7 @@ class Runtime:
             room=self._room,
             cpus=self.cpus,
             changed=self._changed,
+            lines=self.core.lines,
             cordon=cordon,
         )
 

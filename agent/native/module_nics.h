@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +10,7 @@
 #include <limits>
 
 #include "core.h"
+#include "queue_memory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -59,8 +61,17 @@ inline std::string nic_shortage(uint32_t world, uint32_t ranks_per_node, uint32_
   return shortage(world, ranks_per_node, proxies, regions, {devices, nics_per_gpu}, by_device);
 }
 
+// At most: of a device whose queues may be as long as is useful.
+inline std::pair<uint64_t, uint64_t> queue_memory_of(uint32_t inflight) {
+  ibv_device_attr ample{};
+  ample.max_qp_wr = ample.max_cqe = ample.max_srq_wr = std::numeric_limits<int>::max();
+  const QueueMemory at = queue_memory(choose_sizes(ample, inflight), VerbsPort{}.inlined);
+  return {at.endpoint, at.link};
+}
+
 inline void bind_nics(nb::module_& module) {
   module.def("rdma_limits", &rdma_limits_dict);
+  module.def("queue_memory", &queue_memory_of, "max_inflight"_a);
   module.def("nic_shortage", &nic_shortage, nb::kw_only(), "world"_a, "ranks_per_node"_a,
              "proxies"_a, "nics_per_gpu"_a, "regions"_a, "limits"_a);
 }

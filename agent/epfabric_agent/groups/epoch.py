@@ -82,7 +82,8 @@ class LocalEpoch:
             for info in plan.ranks
             if info.rank not in self.ranks
         ]
-        local = [rank.session for rank in self.ranks.values()]
+        ranks = list(self.ranks.values())
+        local = [rank.session for rank in ranks]
 
         def work() -> None:
             """Not cut off where nobody waits for it any more."""
@@ -110,6 +111,9 @@ class LocalEpoch:
             _log.info("epoch %d: atomics are %s", self.number, self._core.atomics(self.handle))
         except NativeError as error:
             return str(error) or "the core gave no reason"
+        finally:
+            for rank in ranks:
+                rank.linked()
         return ""
 
     async def start(self) -> str:

@@ -57,6 +57,8 @@ class LocalRank:
     """Tells the pod that its epoch failed; called once, after its abort word was set."""
     release: Callable[[], None]
     """Gives back CPUs and memory; called once, after the core's session was closed."""
+    linked: Callable[[], None] = lambda: None
+    """Its links are there, or will not be: no memory is kept free for them any more."""
     on_trial: Callable[[tuple[int, ...]], None] = lambda _: None
     """Asks the pod to try the GPU memory of these ranks."""
     shrink: Callable[[], None] = lambda: None

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from epfabric import limits, messages
 from epfabric.layout import layout_of
 
-from epfabric_agent.budget import MAILBOX_BYTES
+from epfabric_agent.budget import MAILBOX_BYTES, queue_bytes
 from epfabric_agent.groups.local_rank import LocalRank, Refusal
 from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
 from epfabric_agent.session.packets import Connection
 from epfabric_agent.session.quota import Grant, QuotaError
-from epfabric_agent.session.room import PROXY_BYTES
+from epfabric_agent.session.room import PROXY_BYTES, Held
 from epfabric_agent.session.services import Current, Services, Unserved
 from epfabric_agent.threads import serving
 
@@ -29,6 +29,19 @@ class Opened:
     local: LocalRank
     services: Services
     reply: messages.HelloReply
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the pod is charged for, and room in the agent's memory for its session and its links."""
+
+    grant: Grant
+    opening: Held
+    linking: Held
+
+    def settle(self) -> None:
+        self.opening.settle()
+        self.linking.settle()
 
 
 async def open_session(
@@ -50,16 +63,16 @@ async def open_session(
     who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
     try:
         handle = part.admit(hello.rank, hello.world_size, who)
-        grant, own_bytes = admit_memory(hello, pod, services)
+        memory = admit_memory(hello, pod, services)
     except (Refusal, QuotaError) as error:
         services.changed()
         if isinstance(error, QuotaError):
             raise Refusal(error.code, str(error)) from error
         raise
-    local = make_rank(hello, who, handle, pod, connection, services, grant)
+    local = make_rank(hello, who, handle, pod, connection, services, memory)
     # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
-    local.opening = asyncio.create_task(open_native(local, pod, services, own_bytes))
+    local.opening = asyncio.create_task(open_native(local, pod, services, memory))
     try:
         await asyncio.shield(local.opening)
     except BaseException:
@@ -92,25 +105,28 @@ def check_cordon(services: Services, pod: Pod) -> None:
         )
 
 
-def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> tuple[Grant, int]:
-    """What the pod is charged for, and how much room its session has in the agent's memory."""
+def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Memory:
+    """Raises QuotaError; then nothing is kept."""
     settings = services.settings
-    layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, hello.world_size)
+    proxies, world = settings.proxies.per_gpu, hello.world_size
+    layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, world)
     grant = services.quota.grant(pod, layout.pod_bytes + layout.agent_bytes)
     # All ranks may be elsewhere; then each proxy has a link to each of them.
-    proxy_bytes = PROXY_BYTES + hello.world_size * MAILBOX_BYTES
-    own_bytes = grant.bytes + settings.proxies.per_gpu * proxy_bytes
+    links = proxies * world
+    endpoint_queues, link_queues = queue_bytes(settings, links, services.lines)
+    own_bytes = grant.bytes + proxies * PROXY_BYTES + endpoint_queues
     try:
-        services.room.take(own_bytes)
+        opening, linking = services.room.take(own_bytes, links * MAILBOX_BYTES + link_queues)
+        memory = Memory(grant, opening, linking)
         try:
             services.quota.open_session(pod)
         except QuotaError:
-            services.room.settle(own_bytes)
+            memory.settle()
             raise
     except QuotaError:
         services.quota.release(grant)
         raise
-    return grant, own_bytes
+    return memory
 
 
 def make_rank(
@@ -120,7 +136,7 @@ def make_rank(
     pod: Pod,
     connection: Connection,
     services: Services,
-    grant: Grant,
+    memory: Memory,
 ) -> LocalRank:
     wanted = services.settings.proxies
     ledger = services.cpus.ledger
@@ -128,8 +144,9 @@ def make_rank(
 
     def release() -> None:
         ledger.give_back(sample)
-        services.quota.release(grant)
+        services.quota.release(memory.grant)
         services.quota.close_session(pod)
+        memory.settle()
 
     return LocalRank(
         rank=hello.rank,
@@ -142,12 +159,13 @@ def make_rank(
         ),
         on_trial=lambda ranks: connection.tell(messages.Trial(ranks=ranks)),
         release=release,
+        linked=memory.linking.settle,
         shrink=lambda: ledger.keep_first(sample),
         hung_up=connection.hung_up,
     )
 
 
-async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes: int) -> None:
+async def open_native(local: LocalRank, pod: Pod, services: Services, memory: Memory) -> None:
     from epfabric_agent._native import NativeError
 
     settings = services.settings
@@ -172,7 +190,7 @@ async def open_native(local: LocalRank, pod: Pod, services: Services, own_bytes:
         text = str(error) or "it has no memory left"
         raise Refusal("internal", f"the agent cannot open the session: {text}") from error
     finally:
-        services.room.settle(own_bytes)
+        memory.opening.settle()
     await services.cpus.settle(local)
 
 

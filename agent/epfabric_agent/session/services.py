@@ -30,6 +30,8 @@ class Services:
     room: Room
     cpus: ProxyCpus
     changed: Callable[[], None]
+    lines: int = 0
+    """NICs over which each proxy's verbs links go; 0: verbs is not what moves data."""
     cordon: str = ""  # why no session of a group that is not here yet is admitted
 
 

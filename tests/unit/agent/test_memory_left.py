@@ -58,9 +58,13 @@ def test_version_1_says_no_limit_by_a_large_number(tmp_path: Path) -> None:
 
 def test_sessions_that_open_at_once_do_not_take_the_same_room() -> None:
     room = Room(lambda: RESERVE_BYTES + 10)
-    room.take(6)
+    session, links = room.take(2, 4)
     with pytest.raises(QuotaError, match=r"takes 6 bytes .* of which \d+ are left .*pools"):
-        room.take(6)
-    room.settle(6)
+        room.take(5, 1)
+    session.settle()
+    links.settle()
+    links.settle()  # a session that ends when its links are there
     room.take(10)
+    with pytest.raises(QuotaError, match="takes 1 bytes"):
+        room.take(1)
     Room(lambda: None).take(1 << 50)

@@ -293,10 +293,13 @@ async def test_the_core_forgets_a_group_whose_epoch_does_not_end_that_opened_too
     core = SimpleNamespace(
         open_epoch=open_epoch, fail_epoch=does_not_end, forget_group=forgotten.append
     )
-    ranks = [cast("LocalRank", SimpleNamespace(rank=0, handle=5, session=None))]
+    linked: list[int] = []
+    rank = SimpleNamespace(rank=0, handle=5, session=None, linked=lambda: linked.append(0))
+    ranks = [cast("LocalRank", rank)]
     epoch = LocalEpoch(cast("_native.Core", core), pb.Open(epoch=1), ranks, "a")
     assert await epoch.open(barrier_timeout_ms=1000) == "a proxy did not stop"
     assert forgotten == [5]
+    assert linked == [0]  # no memory is kept free for its links
 
 
 async def test_a_plan_that_cannot_be_is_refused_to_those_who_join() -> None:

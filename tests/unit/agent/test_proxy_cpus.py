@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 from epfabric_agent import _native
 from epfabric_agent.groups.local_rank import LocalRank
-from epfabric_agent.session.opening import open_native
+from epfabric_agent.session.opening import Memory, open_native
 from epfabric_agent.session.proxy_cpus import ProxyCpus
+from epfabric_agent.session.quota import Grant
+from epfabric_agent.session.room import Room
 from epfabric_agent.session.services import Services
 from epfabric_agent.topology.machine import Machine
 from epfabric_crds import Settings
@@ -46,10 +48,11 @@ class Opening:
             core=SimpleNamespace(open_session=open_session),
             settings=Settings(),
             quota=SimpleNamespace(inflight=lambda _: 0),
-            room=SimpleNamespace(settle=lambda _: None),
             cpus=self.cpus,
         )
-        await open_native(rank, cast(Any, None), cast(Services, services), 0)
+        pod = cast(Any, None)
+        memory = Memory(Grant(pod, 0), *Room(lambda: None).take(0, 0))
+        await open_native(rank, pod, cast(Services, services), memory)
         assert rank.native is not None
         return [proxy["cpu"] for proxy in rank.native.counters()["proxies"]]
 
