@@ -41,8 +41,9 @@ def rdma_limits() -> dict[str, dict[str, int]]:
     """By device that libibverbs lists: max_qp, max_mr_size and so on, as the device says now.
     NativeError where there is no libibverbs, or a device cannot be asked."""
 
-def queue_memory(max_inflight: int) -> tuple[int, int]:
-    """Bytes of the agent's memory that verbs' queues take at most: of an endpoint, of a link."""
+def queue_memory(max_inflight: int) -> tuple[int, int, int]:
+    """Bytes of the agent's memory that verbs' queues take at most: of an endpoint, of one that
+    stands by, of a link."""
 
 def nic_shortage(
     *,
@@ -73,7 +74,8 @@ class Event:
         """failed (transport, or a peer's bad record) or barrier_timeout: the epoch has failed
         and its abort words are set; call fail_epoch(). An epoch with mask=True goes on instead
         after lost (`rank` cannot be reached, or gave up) and barrier_timeout (who is missing:
-        absent() of every node): call mask_ranks() or fail_epoch()."""
+        absent() of every node): call mask_ranks() or fail_epoch(). After moved (a link goes over
+        another NIC now) any epoch goes on."""
     @property
     def group(self) -> int: ...
     @property
@@ -119,6 +121,7 @@ class ProxyCount(TypedDict):
     records_received: int
     mended: int  # connections that broke and were made anew
     replayed: int  # operations that were sent again on them
+    moved: int  # of these connections, that go over another NIC than before
 
 class SessionCount(TypedDict):
     group: int

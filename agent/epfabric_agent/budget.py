@@ -47,13 +47,14 @@ def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int)
     )
 
 
-def queue_bytes(settings: Settings, links: int, lines: int) -> tuple[int, int]:
+def queue_bytes(settings: Settings, links: int, lines: int, spares: int = 0) -> tuple[int, int]:
     """Of one rank's verbs queues, in the agent's memory: of its endpoints, and of so many links,
-    each over `lines` NICs."""
+    each over `lines` NICs, while `spares` others stand by."""
     from epfabric_agent._native import queue_memory
 
-    endpoint, link = queue_memory(settings.proxies.max_inflight)
-    return settings.proxies.per_gpu * lines * endpoint, links * lines * link
+    endpoint, spare, link = queue_memory(settings.proxies.max_inflight)
+    own = lines * endpoint + spares * spare
+    return settings.proxies.per_gpu * own, links * lines * link
 
 
 def table(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from epfabric_agent._native import Core
 
 # Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
+MOST_NICS = 8
+"""That a proxy has an endpoint on."""
 QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,14 @@ class CoreEdge:
         """NICs over which a proxy's verbs links go; 0 without verbs."""
         now = self.settings
         return min(now.nics_per_gpu, len(now.ports)) if now is not None else 0
+
+    @property
+    def spares(self) -> int:
+        """NICs that stand by for those."""
+        now = self.settings
+        if now is None or not now.ports or now.nics_per_gpu > 1:
+            return 0
+        return min(len(now.ports), MOST_NICS) - 1
 
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError where it cannot."""

@@ -326,6 +326,7 @@ class Runtime:
             cpus=self.cpus,
             changed=self._changed,
             lines=self.core.lines,
+            spares=self.core.spares,
             cordon=cordon,
         )
 

@@ -21,7 +21,7 @@ NicShares Core::take_endpoints(const SessionSettings& settings) const {
   NicShares out;
   std::vector<NicShare::Wish> wishes;
   for (uint32_t proxy = 0; proxy < settings.cpus.size(); ++proxy) {
-    out.push_back(std::make_shared<NicShare>(nics_, plan.devices_of(proxy)));
+    out.push_back(std::make_shared<NicShare>(nics_, plan.devices_of(proxy), plan.linked()));
     wishes.push_back({out.back().get(), endpoint_use(0)});
   }
   NicShare::take(wishes, "the endpoints of rank " + std::to_string(settings.shape.rank));
@@ -40,7 +40,7 @@ void Core::take_links(const Epoch& epoch) const {
     regions = std::max(regions, session->regions().size());
     for (const auto& proxy : session->proxies()) {
       const uint64_t links = epoch.links(census, local.back(), proxy->index());
-      wishes.push_back({proxy->share(), link_use(links)});
+      wishes.push_back({proxy->share(), {}, link_use(links)});
     }
   }
   const std::string error =

@@ -39,6 +39,7 @@ struct DestinationCount {
 struct alignas(64) ProxyCount {
   Count turns, sleeps, blocks, inflight, records_sent, records_received;
   Count mended, replayed;  // connections that broke and were made anew; what was sent again
+  Count moved;             // of these, that go over another NIC than before
 };
 
 // The name of a refusal in metrics and messages; labels of the Refusal enum.

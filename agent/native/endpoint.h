@@ -157,4 +157,26 @@ concept Mending =
       { endpoint.give_up(peer, tries) };
     });
 
+// Can be one of several NICs of a StandbyEndpoint. rest(): the peer is not met and told nothing
+// until remake(). heard(): the latest era that it told in a greeting; next_broken() names a resting
+// one that told a later one than before. name() is for messages. Of keys and descriptors it uses
+// the low 32 bits.
+template <class T>
+concept Resting = Mending<T> && requires(T endpoint, PeerIndex peer) {
+  { endpoint.rest(peer) };
+  { endpoint.heard(peer) } -> std::same_as<uint32_t>;
+  { endpoint.name() } -> std::same_as<std::string>;
+};
+
+// A connection that is made anew may go over another line. lines(): how many a link still has;
+// leave(): the present one is of no use. settled(): the link is whole again; says what it goes over
+// if that is another line than before, else nothing. stay(): links have one line from now on.
+template <class T>
+concept Movable = Mending<T> && requires(T endpoint, PeerIndex peer) {
+  { endpoint.lines(peer) } -> std::same_as<uint32_t>;
+  { endpoint.leave(peer) };
+  { endpoint.settled(peer) } -> std::same_as<std::string>;
+  { endpoint.stay() };
+};
+
 }  // namespace epfabric::agent

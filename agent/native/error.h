@@ -18,6 +18,16 @@ inline NativeError system_error(const std::string& what, int error = errno) {
   return NativeError(what + ": " + std::strerror(error));
 }
 
+namespace detail {
+
+// Adds a reason to those that there are.
+inline void add_reason(std::string& out, const std::string& why) {
+  if (why.empty() || out.find(why) != std::string::npos) return;
+  out += (out.empty() ? "" : "; ") + why;
+}
+
+}  // namespace detail
+
 // All are made, also where one fails; check() throws the first one's reason.
 class Attempts {
  public:

@@ -14,7 +14,7 @@
 namespace epfabric::agent {
 
 struct Event {
-  std::string kind;  // "failed", "lost" or "barrier_timeout"
+  std::string kind;  // "failed", "lost", "moved" or "barrier_timeout"
   uint64_t group = 0;
   int rank = -1;                // whom `detail` is about, or -1
   std::vector<uint32_t> ranks;  // that are lost

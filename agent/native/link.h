@@ -46,6 +46,7 @@ enum class Mend : uint8_t {
 };
 
 inline constexpr uint64_t kMeetEveryNs = 10'000'000;
+inline constexpr uint64_t kTellEveryNs = 1'000'000'000;
 // Links that are looked at in one turn, and operations of one that are sent again: a port that goes
 // away breaks all links at once, and others wait for the turn's end.
 inline constexpr size_t kMendsAtOnce = 8;

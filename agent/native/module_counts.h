@@ -57,6 +57,7 @@ inline nb::dict proxy_dict(const Proxy& proxy) {
   out["records_received"] = count.records_received.get();
   out["mended"] = count.mended.get();
   out["replayed"] = count.replayed.get();
+  out["moved"] = count.moved.get();
   return out;
 }
 

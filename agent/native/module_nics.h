@@ -2,8 +2,8 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -62,11 +62,13 @@ inline std::string nic_shortage(uint32_t world, uint32_t ranks_per_node, uint32_
 }
 
 // At most: of a device whose queues may be as long as is useful.
-inline std::pair<uint64_t, uint64_t> queue_memory_of(uint32_t inflight) {
+inline std::tuple<uint64_t, uint64_t, uint64_t> queue_memory_of(uint32_t inflight) {
   ibv_device_attr ample{};
   ample.max_qp_wr = ample.max_cqe = ample.max_srq_wr = std::numeric_limits<int>::max();
-  const QueueMemory at = queue_memory(choose_sizes(ample, inflight), VerbsPort{}.inlined);
-  return {at.endpoint, at.link};
+  const uint32_t inlined = VerbsPort{}.inlined;
+  const QueueMemory at = queue_memory(choose_sizes(ample, inflight), inlined);
+  const QueueMemory spare = queue_memory(choose_sizes(ample, inflight, true), inlined);
+  return {at.endpoint, spare.endpoint, at.link};
 }
 
 inline void bind_nics(nb::module_& module) {

@@ -32,17 +32,20 @@ class NicLedger {
   NicUses used_;
 };
 
-// One proxy's, of each device that its endpoint's lines go over.
+// One proxy's, of each device that its endpoint's lines may go over.
 class NicShare {
  public:
-  NicShare(std::shared_ptr<NicLedger> ledger, std::vector<std::string> devices)
-      : ledger_(std::move(ledger)), devices_(std::move(devices)) {}
+  // The links are on the first `linked` of the devices.
+  NicShare(std::shared_ptr<NicLedger> ledger, std::vector<std::string> devices,
+           size_t linked = kMaxLines)
+      : ledger_(std::move(ledger)), devices_(std::move(devices)), linked_(linked) {}
   ~NicShare() { give_back(); }
   NicShare(const NicShare&) = delete;
 
   struct Wish {
     NicShare* share;
     NicUse of_each;  // of its devices
+    NicUse links{};  // of those that its links are on, beside
   };
   // All or, where one device lacks room, nothing; then it throws NativeError with the numbers and
   // whose they are. All shares are of one ledger.
@@ -54,8 +57,11 @@ class NicShare {
 
  private:
   const std::shared_ptr<NicLedger> ledger_;
+  void add(NicUses& to, const NicUse& of_each, const NicUse& links) const;
+
   const std::vector<std::string> devices_;
-  NicUse taken_;  // of each
+  const size_t linked_;
+  NicUse taken_, links_;  // as in Wish
   bool over_ = false;
 };
 using NicShares = std::vector<std::shared_ptr<NicShare>>;  // by proxy

@@ -34,14 +34,17 @@ constexpr NicUse endpoint_use(uint32_t regions) { return {1, 1, 1, 1, uint64_t{r
 // Links of an endpoint.
 constexpr NicUse link_use(uint64_t links) { return {links, 0, 0, 0, 0, links}; }
 
-// The ports of an agent's devices, and over how many of them a proxy stripes its links.
+// The ports of an agent's devices, and over how many of them a proxy stripes its links; with 1 all
+// but its own stand by.
 struct NicPlan {
   std::span<const std::string> devices;  // by port
   uint32_t stripes = 1;
-  // Of the ports that proxy `proxy` uses; none where there is no port.
+  // Of the ports that proxy `proxy` uses, its links' first; none where there is no port.
   std::vector<std::string> devices_of(uint32_t proxy) const;
-  // Adds what it takes of each of them.
-  void add(NicUses& to, uint32_t proxy, const NicUse& of_each) const;
+  // Of how many of these its links take something.
+  size_t linked() const { return stripes > 1 ? kMaxLines : 1; }
+  // Adds what it takes of each of them, and what its links do.
+  void add(NicUses& to, uint32_t proxy, const NicUse& endpoint, const NicUse& links) const;
 };
 
 // A limit that is counted: as the device calls it, and what it is of.

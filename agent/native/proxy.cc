@@ -16,6 +16,7 @@
 #include "loop_commands.h"
 #include "loop_turn.h"
 #include "pin.h"
+#include "standby.h"
 #include "verbs_transport.h"
 
 namespace epfabric::agent {
@@ -102,7 +103,12 @@ void Proxy::serve_remote() {
       lines.lines.push_back(settings_.ports[at]);
     serve<StripedVerbsTransport>(lines);
   } else if (!settings_.ports.empty()) {
-    serve<VerbsTransport>(settings_.ports[index_ % settings_.ports.size()]);
+    VerbsStandby standby;
+    for (const uint32_t at : standby_of(index_, static_cast<uint32_t>(settings_.ports.size()))) {
+      standby.lines.push_back(settings_.ports[at]);
+      standby.lines.back().spare = standby.lines.size() > 1;
+    }
+    serve<VerbsTransport>(standby);
   } else if (settings_.fabric != nullptr && settings_.fabric->ordered()) {
     serve<FabricTransport>(*settings_.fabric);
   } else if (settings_.fabric != nullptr) {

@@ -32,8 +32,8 @@ struct ProxySettings {
   uint64_t connections = DeviceLimits::kNone;  // that there is room for
   std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
   const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
-  std::vector<VerbsPort> ports;                // proxy i uses the one at i modulo their number, or
-  uint32_t stripes = 1;                        // stripes over up to so many of them, where above 1,
+  std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the others stand by,
+  uint32_t stripes = 1;          // or it stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
   const char* network() const {
     if (!ports.empty()) return "verbs";

@@ -58,6 +58,9 @@ void RemoteTransport<E>::open(Epoch& epoch) {
   to_rank_.assign(epoch.world(), nullptr);
   epoch_ = &epoch;
   by_nic_ = epoch.atomics().by_nic;
+  if constexpr (Movable<E>) {
+    if (by_nic_) endpoint_.stay();  // one NIC is the one party for a word
+  }
   for (uint32_t rank = 0; rank < epoch.world(); ++rank) {
     if (epoch.local(rank)) continue;
     const uint32_t others = epoch.proxies_of(rank);

@@ -36,7 +36,9 @@ template <Endpoint E>
 bool RemoteTransport<E>::hold(Operation* operation, const Completion& completion) {
   if constexpr (Mending<E>) {
     Link& link = *operation->link;
-    if (completion.error != kBroken || link.broken || epoch_->left(link.rank)) return false;
+    bool may_pass = completion.error == kBroken;
+    if constexpr (Movable<E>) may_pass = may_pass || endpoint_.lines(link.peer) > 0;
+    if (!may_pass || link.broken || epoch_->left(link.rank)) return false;
     // The NIC may have applied it, and would do so again.
     if (operation->kind == Operation::Kind::kAtomic) return false;
     operation->lost = true;
@@ -76,12 +78,7 @@ std::string RemoteTransport<E>::mend_link(Link& link)
   switch (link.mend) {
     case Mend::kBroken:
       if (!endpoint_.sever(link.peer) || link.held + waits_of(link) != link.inflight) return "";
-      if constexpr (Unordered<E>) {
-        endpoint_.give_up(link.peer, limits_.tries);
-        if (const std::string& fault = endpoint_.fault(link.peer); !fault.empty()) return fault;
-      } else if (link.tries >= limits_.tries) {
-        return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
-      }
+      if (std::string why = spent(link); !why.empty()) return why;
       endpoint_.remake(link.peer, {0, {static_cast<uint32_t>(link.inbox.total())}});
       link.mend = Mend::kMeeting;
       return "";
@@ -101,6 +98,46 @@ std::string RemoteTransport<E>::mend_link(Link& link)
       break;
   }
   return "";
+}
+
+// Why no connection is made anew any more. Each line that is used alone is tried as often as the
+// first; lines that are used together have bounds of their own.
+template <Endpoint E>
+std::string RemoteTransport<E>::spent(const Link& link)
+  requires Mending<E>
+{
+  if constexpr (Unordered<E>) {
+    endpoint_.give_up(link.peer, limits_.tries);
+    return endpoint_.fault(link.peer);
+  }
+  uint64_t lines = 1;
+  if constexpr (Movable<E>) lines = endpoint_.lines(link.peer);
+  if (link.tries >= limits_.tries * lines)
+    return "its connection broke again and again (" + endpoint_.broken_by(link.peer) + ")";
+  if constexpr (Movable<E>) {
+    if (link.tries > 0 && link.tries % limits_.tries == 0) endpoint_.leave(link.peer);
+  }
+  return "";
+}
+
+// A NIC that goes takes many links at once: of these one is told of in a second, and all counted.
+template <Endpoint E>
+void RemoteTransport<E>::note_line(const Link& link)
+  requires Mending<E>
+{
+  if constexpr (Movable<E>) {
+    const std::string over = endpoint_.settled(link.peer);
+    if (over.empty()) return;
+    count_.moved.add(1);
+    if (told_ns_ != 0 && now_ns_ - told_ns_ < kTellEveryNs) return;
+    told_ns_ = now_ns_;
+    epoch_->report({"moved",
+                    epoch_->plan().group,
+                    static_cast<int>(link.rank),
+                    {},
+                    "what rank " + std::to_string(shape_.rank) + " sends to rank " +
+                        std::to_string(link.rank) + " " + over});
+  }
 }
 
 // What has to be sent again, in order, into the journal; what the peer has is done.
@@ -168,6 +205,7 @@ std::string RemoteTransport<E>::replay(Link& link)
   link.journal.clear();
   link.mend = Mend::kWhole;
   count_.mended.add(1);
+  note_line(link);
   link.progress_ns = link.answered_ns = now_ns_;
   link.busy_since_ns = 0;
   return "";

@@ -14,9 +14,12 @@ template RemoteTransport<GatedFabricEndpoint>::RemoteTransport(const Fabric&, ui
                                                                const Limits&, ProxyCount&);
 static_assert(Transport<FabricTransport> && Transport<GatedFabricTransport>);
 
-template class RemoteTransport<VerbsEndpoint>;
-template RemoteTransport<VerbsEndpoint>::RemoteTransport(const VerbsPort&, uint32_t, const Shape&,
-                                                         uint32_t, const Limits&, ProxyCount&);
+static_assert(Movable<StandbyVerbsEndpoint> && HardwareAtomics<StandbyVerbsEndpoint> &&
+              !Unordered<StandbyVerbsEndpoint> && !Paced<StandbyVerbsEndpoint>);
+template class RemoteTransport<StandbyVerbsEndpoint>;
+template RemoteTransport<StandbyVerbsEndpoint>::RemoteTransport(const VerbsStandby&, uint32_t,
+                                                                const Shape&, uint32_t,
+                                                                const Limits&, ProxyCount&);
 static_assert(Transport<VerbsTransport>);
 
 static_assert(Unordered<StripedVerbsEndpoint> && Mending<StripedVerbsEndpoint> &&

@@ -87,7 +87,11 @@ class RemoteTransport {
   // Hardware puts completions into the queue at any time; else only a poll does.
   static constexpr bool kComesUnasked = Mending<E>;
   // Completions that may lie in the queue at once: records that were not taken, own operations.
-  uint64_t most_waiting() const { return mailboxed_ * kMailboxSlots + operations_.size(); }
+  uint64_t most_waiting() const {
+    const uint64_t out = mailboxed_ * kMailboxSlots + operations_.size();
+    if constexpr (Movable<E>) return endpoint_.most_waiting(out);
+    return out;
+  }
   uint64_t inflight() const { return operations_.size() - free_.size() - abandoned_; }
   RecordView view_of(const Link& link) const;
 
@@ -107,6 +111,10 @@ class RemoteTransport {
   bool await_credit(Link& link, Ring* ring);
   void remember(Operation* operation, const Piece* payload, bool record);
   bool hold(Operation* operation, const Completion& completion);
+  std::string spent(const Link& link)
+    requires Mending<E>;
+  void note_line(const Link& link)
+    requires Mending<E>;
   template <class Lose>
   void mend(Lose&& lose)
     requires Mending<E>;
@@ -189,6 +197,7 @@ class RemoteTransport {
   std::vector<Link*> mending_;
   size_t mending_at_ = 0;  // whose turn it is
   uint64_t met_ns_ = 0;    // the last look for their peers
+  uint64_t told_ns_ = 0;   // when it was last told that a link goes over another line
   uint64_t drains_ = 0;
   uint64_t line_free_ns_ = 0;  // when the NIC has sent what was posted, if nothing else is there
   uint64_t now_ns_ = 0;

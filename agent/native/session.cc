@@ -10,6 +10,8 @@
 namespace epfabric::agent {
 namespace {
 
+constexpr uint64_t kRegisterNs = 5'000'000'000;  // a proxy has, for a region and a NIC
+
 template <class Done>
 bool wait_until(uint64_t timeout_ns, Done&& done) {
   const uint64_t begin = platform::clock_ns();
@@ -29,7 +31,9 @@ AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
   if (settings.ports.empty()) out.ability = AtomicsAbility::kNoVerbs;
   const bool striped = settings.stripes > 1;
   if (striped && settings.ports.size() == 1) out.ability = AtomicsAbility::kStriped;
-  const size_t used = striped ? settings.ports.size() : std::min(settings.ports.size(), proxies);
+  // Links go over to the other NICs, but where these apply ATOMICs because they have to.
+  const bool all = striped || settings.atomics != AtomicsWish::kHardware;
+  const size_t used = all ? settings.ports.size() : std::min(settings.ports.size(), proxies);
   for (size_t i = 1; i < used; ++i) {
     if (striped || settings.ports[i].device != settings.ports.front().device)
       out.ability = AtomicsAbility::kSeveralNics;
@@ -41,6 +45,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies,
                  const NicShares& shares)
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
+      register_ns_(kRegisterNs *
+                   std::max<size_t>(1, std::min<size_t>(proxies.ports.size(), kMaxLines))),
       network_(proxies.network()),
       atomics_(offer_of(proxies, settings.cpus.size())),
       segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],
@@ -117,7 +123,7 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
     Request request;
     request.kind = Request::Kind::kAddRegion;
     request.region = &regions_.back();
-    proxy->run(request);
+    proxy->run(request, register_ns_);
     keys_[proxy->index()].push_back(request.key);
   }
   half_registered_ = false;

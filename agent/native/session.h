@@ -89,6 +89,7 @@ class Session {
 
   const uint64_t group_;
   const uint64_t quota_bytes_;
+  const uint64_t register_ns_;
   const char* const network_;
   const AtomicsOffer atomics_;  // but for what its devices can do
   Segments segments_;

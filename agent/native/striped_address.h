@@ -1,5 +1,6 @@
-// What peers are told of a striped endpoint: each line's address, and each line's key for every
-// piece of memory. Checked when read: it comes from another machine. Used by striped_endpoint.h.
+// What peers are told of an endpoint that uses several NICs: each one's address, and each one's key
+// for every piece of memory. Checked when read: it comes from another machine. Used by
+// striped_endpoint.h and standby_endpoint.h.
 #pragma once
 
 #include <cstring>
@@ -11,14 +12,18 @@
 
 namespace epfabric::agent {
 
+// How links use them; both ends have to do the same.
+enum class LinesUse : uint32_t {
+  kStriped = 0x20535045,  // "EPS "
+  kInTurn = 0x20545045,   // "EPT "
+};
+
 struct StripedAddress {
   std::vector<std::vector<std::byte>> lines;
   std::vector<uint64_t> keys;  // by piece of memory, then by line
 };
 
 namespace detail {
-
-inline constexpr uint32_t kStripedMagic = 0x20535045;  // "EPS "
 
 template <class T>
 void put(std::vector<std::byte>& out, const T& value) {
@@ -41,9 +46,10 @@ T take(std::span<const std::byte>& from) {
 
 }  // namespace detail
 
-inline std::vector<std::byte> encode(const StripedAddress& address) {
+inline std::vector<std::byte> encode(const StripedAddress& address,
+                                     LinesUse use = LinesUse::kStriped) {
   std::vector<std::byte> out;
-  detail::put(out, detail::kStripedMagic);
+  detail::put(out, use);
   detail::put(out, static_cast<uint32_t>(address.lines.size()));
   for (const auto& line : address.lines) {
     detail::put(out, static_cast<uint32_t>(line.size()));
@@ -53,12 +59,16 @@ inline std::vector<std::byte> encode(const StripedAddress& address) {
   return out;
 }
 
-// Throws NativeError for bytes that no striped endpoint makes.
-inline StripedAddress striped_address(std::span<const std::byte> bytes) {
-  if (bytes.size() < sizeof(uint32_t) || detail::take<uint32_t>(bytes) != detail::kStripedMagic) {
-    throw NativeError(
-        "a peer's endpoint is not striped, and this agent's is: give the nodes of a group the same "
-        "highThroughput.nicsPerGPU, or 1");
+// Throws NativeError for bytes that no such endpoint makes.
+inline StripedAddress striped_address(std::span<const std::byte> bytes,
+                                      LinesUse use = LinesUse::kStriped) {
+  if (bytes.size() < sizeof(use) || detail::take<LinesUse>(bytes) != use) {
+    const bool striped = use == LinesUse::kStriped;
+    throw NativeError(std::string("a peer's endpoint is ") +
+                      (striped ? "not striped, and this agent's is"
+                               : "striped or none of verbs, and this agent's is not") +
+                      ": give the nodes of a group the same transport and "
+                      "highThroughput.nicsPerGPU");
   }
   StripedAddress out;
   const auto lines = detail::take<uint32_t>(bytes);

@@ -14,12 +14,6 @@ namespace detail {
 
 inline constexpr uint32_t kJoinLooks = 4;  // calls of attend() until lines that are out are tried
 
-// Adds a reason to those that there are.
-inline void add_reason(std::string& out, const std::string& why) {
-  if (why.empty() || out.find(why) != std::string::npos) return;
-  out += (out.empty() ? "" : "; ") + why;
-}
-
 }  // namespace detail
 
 template <Endpoint E>

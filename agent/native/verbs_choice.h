@@ -78,14 +78,16 @@ struct QueueSizes {
 inline constexpr uint32_t kGreetings = 128;  // datagrams, for each direction
 
 // As much as is useful, never more than the device allows. A write with its record takes two WRs.
-inline QueueSizes choose_sizes(const ibv_device_attr& device, uint32_t inflight) {
+// A spare's are an eighth and a quarter as long.
+inline QueueSizes choose_sizes(const ibv_device_attr& device, uint32_t inflight,
+                               bool spare = false) {
   const auto at_most = [](int64_t wanted, int limit) {
     return static_cast<uint32_t>(std::clamp<int64_t>(limit, 1, std::max<int64_t>(wanted, 1)));
   };
   QueueSizes out{};
   out.send = at_most(int64_t{2} * inflight + 64, device.max_qp_wr);
-  out.receive = at_most(std::min(2048, device.max_cqe / 4), device.max_srq_wr);
-  out.total = at_most(int64_t{16384} + out.receive + 2 * kGreetings, device.max_cqe);
+  out.receive = at_most(std::min(spare ? 512 : 2048, device.max_cqe / 4), device.max_srq_wr);
+  out.total = at_most(int64_t{spare ? 2048 : 16384} + out.receive + 2 * kGreetings, device.max_cqe);
   return out;
 }
 

@@ -103,7 +103,7 @@ VerbsDevice::VerbsDevice(const VerbsPort& port)
   const auto index = index_of_gid();
   if (!index) throw NativeError(name() + " has no GID " + port.gid + ": was the address removed?");
   gid_index_ = *index;
-  sizes_ = choose_sizes(attributes_, port.inflight);
+  sizes_ = choose_sizes(attributes_, port.inflight, port.spare);
   memory_ = ability_of(context());
   domain_.reset(ibverbs().alloc_pd(context()));
   if (!domain_) throw system_error("allocating a protection domain of " + name() + " failed");

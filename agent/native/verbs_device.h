@@ -19,6 +19,7 @@ struct VerbsPort {
   std::string gid;          // an IP address, or a GID in the same notation
   uint32_t inflight = 256;  // operations per peer that queues have room for
   uint32_t inlined = 128;   // bytes at most that a WR carries itself: a record, a small payload
+  bool spare = false;       // few operations go over it, if any: its queues are short
   std::optional<uint32_t> psn{};  // of each first packet, else at random; tests begin below a wrap
 };
 

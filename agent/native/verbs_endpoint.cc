@@ -262,8 +262,14 @@ bool VerbsEndpoint::post_end(Peer& peer) {
   return true;
 }
 
+void VerbsEndpoint::rest(PeerIndex index) {
+  peers_[index].down = peers_[index].resting = true;
+  std::erase(broken_, index);
+}
+
 void VerbsEndpoint::remake(PeerIndex index, const Told& told) {
   Peer& peer = peers_[index];
+  peer.resting = false;
   peer.link = again(peer.link, told.era);
   peer.own = told;
   peer.down = false;

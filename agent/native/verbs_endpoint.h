@@ -66,6 +66,9 @@ class VerbsEndpoint {
   void remake(PeerIndex peer, const Told& told);
   const Told& told(PeerIndex peer) const { return peers_[peer].theirs; }
   const std::string& broken_by(PeerIndex peer) const { return peers_[peer].broken; }
+  void rest(PeerIndex peer);
+  uint32_t heard(PeerIndex peer) const { return peers_[peer].heard; }
+  std::string name() const { return device_.name(); }
 
  private:
   // How far the end of a queue pair has come: its records are in the completion queue until they
@@ -91,9 +94,11 @@ class VerbsEndpoint {
     uint64_t failed_ns = 0;
     bool spent = false;  // the device said that it will use up no more receives
     std::string fault;
-    bool down = false;   // its connection broke, and the next one is not begun
-    std::string broken;  // why it broke last
-    Told own, theirs;    // told when the queue pair was made, here and at the peer
+    bool down = false;     // its connection broke, and the next one is not begun
+    bool resting = false;  // likewise: it has none until it is made anew
+    uint32_t heard = 0;    // the latest era of its greetings
+    std::string broken;    // why it broke last
+    Told own, theirs;      // told when the queue pair was made, here and at the peer
   };
   // What a context begins with while it is under way.
   struct Posting {
@@ -158,6 +163,6 @@ class VerbsEndpoint {
   bool armed_ = false;
 };
 
-static_assert(Mending<VerbsEndpoint> && HardwareAtomics<VerbsEndpoint>);
+static_assert(Resting<VerbsEndpoint> && HardwareAtomics<VerbsEndpoint>);
 
 }  // namespace epfabric::agent

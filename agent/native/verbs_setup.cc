@@ -291,6 +291,9 @@ void VerbsEndpoint::take_greeting(const ibv_wc& done) {
   if (!whole || greeting.magic != magic || greeting.to != address_.token) return;
   for (Peer& peer : peers_) {
     if (peer.own_domain != greeting.domain || peer.at.token != greeting.from) continue;
+    if (peer.resting && peer.fault.empty() && greeting.era > peer.heard)
+      broken_.push_back(peer.index);
+    peer.heard = std::max(peer.heard, greeting.era);
     if (!peer.pair || peer.down || !peer.fault.empty()) return;  // it says so again
     try {
       const Answer answer = hear(peer.link, greeting);

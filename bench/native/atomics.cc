@@ -302,7 +302,7 @@ int run(int count, char** values) {
   if (options.number("verbs", 0) != 0) {
     const VerbsPort port{first ? "ra0" : "rb0", 1, first ? "10.9.0.1" : "10.9.0.2", 32, 0};
     const AtomicsWish wishes[] = {AtomicsWish::kEmulated, AtomicsWish::kHardware};
-    code = compare<VerbsEndpoint>(first, wire, port, options, wishes);
+    code = compare<StandbyVerbsEndpoint>(first, wire, VerbsStandby{{port}}, options, wishes);
   } else {
     const Fabric fabric("tcp;ofi_rxm", first ? "127.0.3.1" : "127.0.3.2");
     const AtomicsWish wishes[] = {AtomicsWish::kEmulated};

@@ -73,6 +73,17 @@ TEST_CASE("one NIC whose links are striped is not said to apply no atomics, nor 
   CHECK(offer_of(settings, 1).ability == AtomicsAbility::kSeveralNics);
 }
 
+TEST_CASE(
+    "a NIC to which links would go over keeps NICs from atomics, unless these are asked for") {
+  ProxySettings settings;
+  settings.ports.resize(2);
+  settings.ports[1].device = "another";
+  CHECK(offer_of(settings, 1).ability == AtomicsAbility::kSeveralNics);
+  settings.atomics = AtomicsWish::kHardware;  // links stay
+  CHECK(offer_of(settings, 1).ability == AtomicsAbility::kAble);
+  CHECK(offer_of(settings, 2).ability == AtomicsAbility::kSeveralNics);
+}
+
 TEST_CASE("NICs whose connections would not reach for atomics too do not apply them") {
   const std::string few =
       "the ranks on rank 1's node would need 100 connections, since atomics go through the NIC to "

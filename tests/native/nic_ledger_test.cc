@@ -109,3 +109,18 @@ TEST_CASE("a share comes back once, whole, and takes nothing after that") {
   CHECK(pairs_of(*ledger, "a") == 0);
   CHECK(ledger->uses().at("a").domains == 1);
 }
+
+TEST_CASE("links take nothing of the NICs that stand by, and are refused for their own alone") {
+  const auto ledger = ledger_of(10, 5);
+  NicShare share(ledger, {"a", "b"}, 1);
+  const NicShare::Wish endpoints{&share, endpoint_use(0)}, links{&share, {}, link_use(9)};
+  REQUIRE(refusal_of({&endpoints, 1}) == "");
+  CHECK(share.links_left() == 9);
+  REQUIRE(refusal_of({&links, 1}) == "");
+  CHECK(pairs_of(*ledger, "a") == 10);
+  CHECK(pairs_of(*ledger, "b") == 1);
+  CHECK(refusal_of({&links, 1}).find("RDMA device a has 10") != std::string::npos);
+  share.give_back();
+  CHECK(pairs_of(*ledger, "a") == 0);
+  CHECK(pairs_of(*ledger, "b") == 0);
+}

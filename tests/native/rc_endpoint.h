@@ -124,6 +124,7 @@ class RcEndpoint {
     end.link = again(end.link, told.era);
     end.own = told;
     end.alive = true;
+    end.resting = false;
     end.failed = end.ending = end.drained = false;
   }
   void kill(PeerIndex peer, const std::string& why) {
@@ -132,6 +133,13 @@ class RcEndpoint {
     end.fault = why;
     flush(end, EIO);
   }
+  void rest(PeerIndex peer) {
+    destroy(ends_[peer]);
+    ends_[peer].resting = true;
+    std::erase(broken_, peer);
+  }
+  uint32_t heard(PeerIndex peer) const { return ends_[peer].heard; }
+  std::string name() const { return "endpoint " + std::to_string(name_); }
   const agent::Told& told(PeerIndex peer) const { return ends_[peer].theirs; }
   const std::string& broken_by(PeerIndex) const { return why_; }
 
@@ -172,7 +180,8 @@ class RcEndpoint {
     size_t peer;
     uint32_t own_domain, their_domain;
     agent::Acquaintance link{};
-    bool alive = true, failed = false, ending = false, drained = false;
+    bool alive = true, failed = false, ending = false, drained = false, resting = false;
+    uint32_t heard = 0;  // of the peer's eras, the latest
     std::string fault{};
     agent::Told own{}, theirs{};
     std::deque<Flight> flights{};
@@ -217,6 +226,9 @@ class RcEndpoint {
     network_.endpoints_[end.peer]->hear_from(*other, greeting);
   }
   void hear_from(End& end, const agent::Greeting& greeting) {
+    if (end.resting && end.fault.empty() && greeting.era > end.heard)
+      broken_.push_back(index_of(end));
+    end.heard = std::max(end.heard, greeting.era);
     if (!end.alive || end.failed || !end.fault.empty()) return;
     const agent::Answer answer = hear(end.link, greeting);
     if (answer == agent::Answer::kConflict) {
@@ -272,12 +284,13 @@ class RcEndpoint {
   }
 
   Store read(const Piece& piece) {
-    if (piece.key >= memory_.size() || piece.address + piece.bytes > memory_[piece.key].bytes) {
+    const auto key = static_cast<uint32_t>(piece.key);
+    if (key >= memory_.size() || piece.address + piece.bytes > memory_[key].bytes) {
       std::fprintf(stderr, "rc: a write outside of registered memory\n");
       std::abort();
     }
     const auto* data = static_cast<const std::byte*>(piece.data);
-    return {memory_[piece.key].data + piece.address, {data, data + piece.bytes}};
+    return {memory_[key].data + piece.address, {data, data + piece.bytes}};
   }
   std::vector<Store> stores_of(const Flight& flight) {
     std::vector<Store> out;
@@ -289,7 +302,7 @@ class RcEndpoint {
   // By this end's NIC: reads the word, then stores it; others wait meanwhile.
   void change(Flight& flight) {
     const Piece& piece = flight.pieces[0];
-    std::byte* word = memory_[piece.key].data + piece.address;
+    std::byte* word = memory_[static_cast<uint32_t>(piece.key)].data + piece.address;
     if (network_.changing_ == nullptr) {
       network_.changing_ = &flight;
       std::memcpy(&network_.old_, word, 8);
@@ -362,6 +375,6 @@ class RcEndpoint {
   std::vector<End> ends_;
   uint64_t work_ = 0;  // since the last poll
 };
-static_assert(agent::Mending<RcEndpoint> && agent::HardwareAtomics<RcEndpoint>);
+static_assert(agent::Resting<RcEndpoint> && agent::HardwareAtomics<RcEndpoint>);
 
 }  // namespace epfabric::test

@@ -1,6 +1,6 @@
 """Runs in the VM: agents over two rails, each with a rank; prints what they said as JSON.
 
-Two of which each link has one NIC, while rails go; and two whose links have a NIC on each rail.
+Two whose links use one NIC at a time, while rails go; and two whose links use one on each rail.
 
 The agents are forked from here and the ranks are threads: in there an interpreter takes half a
 minute to import an agent. Judged by test_agents.py outside.
@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,32 @@ def sent_bytes(node: str) -> list[int]:
     return [int(Path(path.format(ENDS[node], rail)).read_text()) for rail in (0, 1)]
 
 
-class Rank(threading.Thread):
-    """Joins; exchanges and leaves, or meets in barriers until the group fails."""
+class Turns:
+    """How many rounds the ranks of a group take: so many, or until it is enough."""
 
-    def __init__(self, agents: list[Agent], rank: int, stay: bool, size: int) -> None:
+    def __init__(self, last: int | None) -> None:
+        self.last, self.made = last, 0
+        self.enough = threading.Event()
+
+    def go_on(self, rank: int, turn: int) -> bool:
+        """Rank 0 says it before its barrier, so that both know of it after."""
+        if rank == 0:
+            self.made = turn - 1
+            if self.last is None and self.enough.is_set():
+                self.last = turn
+        return self.last is None or turn <= self.last
+
+    def beyond(self, made: int) -> bool:
+        return self.made > made
+
+
+class Rank(threading.Thread):
+    """Joins; exchanges and leaves."""
+
+    def __init__(self, agents: list[Agent], rank: int, turns: Turns, size: int) -> None:
         """`size`: in bytes, of each write."""
         super().__init__(daemon=True)
-        self.path, self.rank, self.stay = str(agents[rank].socket), rank, stay
+        self.path, self.rank, self.turns = str(agents[rank].socket), rank, turns
         self.size = size
         self.joined = threading.Event()
         self.outcome = "nothing"
@@ -72,19 +92,17 @@ class Rank(threading.Thread):
                 region = session.register(2 * RINGS * self.size)
                 session.join()
                 self.joined.set()
-                while self.stay:
-                    session.barrier(WAIT_S)
-                    time.sleep(0.05)
-                self.outcome = exchange(session, region, self.size)
+                self.outcome = exchange(session, region, self.size, self.turns)
         except (epfabric.SessionError, AssertionError) as error:
             self.outcome = f"{type(error).__name__}: {error}"
         self.joined.set()
 
 
-def exchange(session: epfabric.Session, region: epfabric.Region, size: int) -> str:
+def exchange(session: epfabric.Session, region: epfabric.Region, size: int, turns: Turns) -> str:
     """Rounds of writes by every ring, seen by their signals; then DRAIN and a barrier."""
     other, far = 1 - session.rank, RINGS * size
-    for turn in range(1, ROUNDS + 1):
+    turn = 1
+    while turns.go_on(session.rank, turn):
         for index in range(RINGS):
             ring, at = session.ring(index), index * size
             region.array[at : at + size] = pattern(size, session.rank, index, turn)
@@ -96,6 +114,7 @@ def exchange(session: epfabric.Session, region: epfabric.Region, size: int) -> s
             at = far + index * size
             assert np.array_equal(region.array[at : at + size], pattern(size, other, index, turn))
         session.barrier(WAIT_S)
+        turn += 1
     return "verified"
 
 
@@ -103,8 +122,8 @@ def pattern(size: int, rank: int, ring: int, turn: int) -> Any:
     return ((np.arange(size) * 7 + rank * 31 + ring * 57 + turn * 13) % 251).astype(np.uint8)
 
 
-def group(agents: list[Agent], stay: bool = False, size: int = SIZE) -> list[Rank]:
-    ranks = [Rank(agents, rank, stay, size) for rank in (0, 1)]
+def group(agents: list[Agent], turns: Turns, size: int = SIZE) -> list[Rank]:
+    ranks = [Rank(agents, rank, turns, size) for rank in (0, 1)]
     for rank in ranks:
         rank.start()
     return ranks
@@ -121,18 +140,29 @@ def shell(commands: str) -> None:
         subprocess.run(command.split(), check=True)
 
 
-def broken_by(agents: list[Agent], command: str, undo: str) -> list[str]:
-    """What a group says whose rail is taken away while it runs, and stays away.
+def until_or_ended(ranks: list[Rank], check: Callable[[], bool], what: str) -> None:
+    until(lambda: check() or not all(rank.is_alive() for rank in ranks), what)
+
+
+def under_load(agents: list[Agent], command: str, undo: str, seen: Callable[[], bool]) -> list[str]:
+    """What a group says whose rail is taken away while it exchanges, and stays away.
+
+    Where it does not fail, it goes on for some rounds after this is `seen`.
 
     Once more, a few times, where an agent stood still for so long that its rank took it for dead:
     emulated on a busy machine it does.
     """
     rails = [agent.choices()[-1].split("; ")[-1] for agent in agents]
     for left in range(TRIES, 0, -1):
-        ranks = group(agents, stay=True)
+        turns = Turns(None)
+        ranks = group(agents, turns)
         for rank in ranks:
             rank.joined.wait(WAIT_S)
+        until_or_ended(ranks, partial(turns.beyond, turns.made + 2), "two rounds")
         shell(command)
+        until_or_ended(ranks, seen, "what comes of it")
+        until_or_ended(ranks, partial(turns.beyond, turns.made + 2), "two rounds more")
+        turns.enough.set()
         said = ended(ranks)
         if left == 1 or not any(STARVED in one for one in said):
             break
@@ -146,7 +176,7 @@ def exchanged(agents: list[Agent], size: int = SIZE) -> list[str]:
     """What a group says; again while an agent still has the core that the lost rail belongs to."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        said = ended(group(agents, size=size))
+        said = ended(group(agents, Turns(ROUNDS), size))
         late = any("cannot open the session" in one or STARVED in one for one in said)
         if not late or time.monotonic() > deadline:
             return said
@@ -157,11 +187,16 @@ def play(agents: list[Agent], steps: dict[str, Any]) -> None:
     for agent in agents:
         until(agent.listens, f"agent {agent.node} to listen")
     steps["first"] = exchanged(agents)
-    steps["link down"] = broken_by(agents, "ip link set vb0 down", LINK_UP)
+    steps["link down"] = under_load(
+        agents, "ip link set vb0 down", LINK_UP, lambda: all(a.moves() for a in agents)
+    )
     for agent in agents:
         until(lambda a=agent: f"over r{a.node}1" in a.choices()[-1], "a choice")  # type: ignore[misc]
     steps["one rail"] = exchanged(agents)
-    steps["address gone"] = broken_by(agents, "ip addr del 10.9.1.1/24 dev va1", ADDRESS_BACK)
+    steps["moves"] = [move for agent in agents for move in agent.moves()]
+    steps["address gone"] = under_load(
+        agents, "ip addr del 10.9.1.1/24 dev va1", ADDRESS_BACK, lambda: False
+    )
     until(lambda: "over ra1 (fe80::" in agents[0].choices()[-1], "agent a to choose the other GID")
 
 

@@ -76,6 +76,10 @@ class Agent:
         """Why its groups' epochs failed."""
         return re.findall(r"epoch \d+ failed: (.*)", self.says())
 
+    def moves(self) -> list[str]:
+        """Of links that go over another NIC."""
+        return re.findall(r"the core says: moved: (.*)", self.says())
+
     def verdicts(self) -> list[str]:
         """What it says of its proxies' CPUs."""
         return re.findall(r"CPUConstrained=.*", self.says())

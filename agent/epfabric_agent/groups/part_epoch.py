@@ -58,6 +58,8 @@ class EpochPart(ABC):
         epoch = self.epoch
         if epoch is None or epoch.handle != event.group or epoch.failing:
             return
+        if event.kind == "moved":  # nothing is lost; the log has it
+            return
         number, reason = epoch.number, event.detail
         if event.kind == "barrier_timeout":
             late_s = self._context.barrier_timeout_ms / 1000

@@ -113,7 +113,7 @@ def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Memory:
     grant = services.quota.grant(pod, layout.pod_bytes + layout.agent_bytes)
     # All ranks may be elsewhere; then each proxy has a link to each of them.
     links = proxies * world
-    endpoint_queues, link_queues = queue_bytes(settings, links, services.lines)
+    endpoint_queues, link_queues = queue_bytes(settings, links, services.lines, services.spares)
     own_bytes = grant.bytes + proxies * PROXY_BYTES + endpoint_queues
     try:
         opening, linking = services.room.take(own_bytes, links * MAILBOX_BYTES + link_queues)

@@ -32,6 +32,8 @@ class Services:
     changed: Callable[[], None]
     lines: int = 0
     """NICs over which each proxy's verbs links go; 0: verbs is not what moves data."""
+    spares: int = 0
+    """NICs that stand by for those."""
     cordon: str = ""  # why no session of a group that is not here yet is admitted
 
 

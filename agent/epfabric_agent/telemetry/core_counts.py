@@ -42,6 +42,7 @@ def session_sample(
         joined=sum(ring["joined"] for ring in counts["rings"]),
         mended=sum(proxy["mended"] for proxy in counts["proxies"]),
         replayed=sum(proxy["replayed"] for proxy in counts["proxies"]),
+        moved=sum(proxy["moved"] for proxy in counts["proxies"]),
         peers=_peers(counts, nodes),
     )
 

@@ -43,6 +43,7 @@ INFLIGHT = MetricInfo(
 JOINED = MetricInfo("epfabric.joined", "counter", "{command}", "WRITEs sent with the one before")
 MENDED = MetricInfo("epfabric.mended", "counter", "{connection}", "Broken connections made anew")
 REPLAYED = MetricInfo("epfabric.replayed", "counter", "{operation}", "Operations sent again there")
+MOVED = MetricInfo("epfabric.moved", "counter", "{connection}", "Connections gone to another NIC")
 GROUP_SESSIONS = MetricInfo("epfabric.group.sessions", "gauge", "{session}", "Sessions of a group")
 
 MASKED_RANKS = MetricInfo(
@@ -66,6 +67,7 @@ METRICS = (
     JOINED,
     MENDED,
     REPLAYED,
+    MOVED,
     GROUP_SESSIONS,
     MASKED_RANKS,
     EPOCHS,
@@ -137,6 +139,7 @@ def _of_session(session: SessionSample) -> Iterator[Reading]:
     yield read(JOINED, session.joined)
     yield read(MENDED, session.mended)
     yield read(REPLAYED, session.replayed)
+    yield read(MOVED, session.moved)
     yield read(GROUP_SESSIONS, 1)
 
 

@@ -59,6 +59,8 @@ class SessionSample:
     """Connections that broke and that this rank's proxies made anew, at this end."""
     replayed: int = 0
     """Operations that were sent again on them."""
+    moved: int = 0
+    """Of these connections, that go over another NIC than before."""
     peers: tuple[PeerSample, ...] = ()
 
 

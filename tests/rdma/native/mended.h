@@ -6,7 +6,7 @@
 namespace epfabric::agent {
 
 struct Mended {
-  uint64_t ends = 0, operations = 0;
+  uint64_t ends = 0, operations = 0, moved = 0;
 };
 
 inline Mended mended_by(const CoreGroup& group) {
@@ -15,6 +15,7 @@ inline Mended mended_by(const CoreGroup& group) {
     for (const auto& proxy : pod.session->proxies()) {
       out.ends += proxy->count().mended.get();
       out.operations += proxy->count().replayed.get();
+      out.moved += proxy->count().moved.get();
     }
   }
   return out;

@@ -25,7 +25,7 @@ POD = Pod("p", "ns", "p", "g", None, Path("/nowhere"))
 class Agent:
     """As much of one as admits sessions, with `left_bytes` of memory."""
 
-    def __init__(self, lines: int, left_bytes: int = HUGE) -> None:
+    def __init__(self, lines: int, left_bytes: int = HUGE, spares: int = 0) -> None:
         self.left_bytes = left_bytes
         self.room = Room(lambda: self.left_bytes)
         self.quota = Quota(HUGE, HUGE)
@@ -37,6 +37,7 @@ class Agent:
                 quota=self.quota,
                 room=self.room,
                 lines=lines,
+                spares=spares,
                 cpus=SimpleNamespace(ledger=ledger, take=lambda *_, **__: 1),
             ),
         )
@@ -55,6 +56,14 @@ def test_queues_of_verbs_are_admitted_for_as_the_budget_counts_them(lines: int) 
     own_links = sum(queue_bytes(Settings(), 4, lines)) - sum(queue_bytes(Settings(), 0, lines))
     assert counted > 0
     assert held_bytes(lines) - held_bytes(0) == counted + own_links
+
+
+def test_nics_that_stand_by_are_admitted_for_without_links_and_with_short_queues() -> None:
+    agent = Agent(1, spares=3)
+    admit_memory(HELLO, POD, agent.services)
+    more = agent.room.held_bytes - held_bytes(1)
+    assert more == queue_bytes(Settings(), 0, 0, 3)[0]
+    assert 0 < more < queue_bytes(Settings(), 0, 3)[0]
 
 
 def test_a_session_whose_queues_do_not_fit_is_refused_and_has_taken_nothing() -> None:

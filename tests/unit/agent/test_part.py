@@ -357,6 +357,8 @@ async def test_a_rank_that_is_masked_while_it_leaves_is_told_and_its_node_goes_o
 async def test_a_link_that_breaks_since_its_node_fails_is_not_told_as_the_cause(cause: str) -> None:
     async with node(cause_s=WAIT_S if cause else 0.05) as here:
         ranks = await here.joined(epoch=1)
+        moved = SimpleNamespace(kind="moved", group=ranks[0].handle, ranks=[], rank=1, detail="")
+        await here.part.hear(cast("_native.Event", moved))  # it ends nothing, so is no reason
         event = SimpleNamespace(
             kind="failed", group=ranks[0].handle, ranks=[1], rank=1, detail="a write to it failed"
         )

@@ -46,6 +46,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
                 "records_received": 0,
                 "mended": 1 + proxy,
                 "replayed": 5 * proxy,
+                "moved": 2 * proxy,
             }
             for proxy in range(2)
         ],
@@ -59,7 +60,7 @@ def test_a_sessions_counts_are_summed_by_op_reason_node_and_transport() -> None:
     assert got.masked_slots == 6
     assert (got.fifo_depth, got.inflight) == (6, 6)
     assert got.joined == 12
-    assert (got.mended, got.replayed) == (3, 5)
+    assert (got.mended, got.replayed, got.moved) == (3, 5, 2)
     assert got.peers == (
         PeerSample("n0", "loopback", 2, 16, 4),
         PeerSample("n1", "libfabric", 1, 32, 2),

@@ -46,12 +46,13 @@ def test_what_was_mended_is_told_from_the_first_look_on_and_kept() -> None:
     """A counter that began with what broke first would have no increase to alarm anybody."""
     ledger = Ledger(0)
     ledger.fold(readings(Snapshot(sessions=(session("a", 1),))), 0.0, 10)
-    names = ("epfabric.mended", "epfabric.replayed")
+    names = ("epfabric.mended", "epfabric.replayed", "epfabric.moved")
     told = {one.metric.name: one.value for one in ledger.series()}
-    assert [told.get(name) for name in names] == [0, 0]
-    ledger.fold(readings(Snapshot(sessions=(session("a", 1, mended=2, replayed=9),))), 1.0, 20)
+    assert [told.get(name) for name in names] == [0, 0, 0]
+    later = session("a", 1, mended=2, replayed=9, moved=1)
+    ledger.fold(readings(Snapshot(sessions=(later,))), 1.0, 20)
     ledger.fold(readings(Snapshot()), 2.0, 30)
-    assert [total(ledger, name, "a") for name in names] == [2, 9]
+    assert [total(ledger, name, "a") for name in names] == [2, 9, 1]
 
 
 def test_joined_writes_are_told_of_and_kept() -> None:
