@@ -19,7 +19,7 @@ from epfabric.cuda.low_latency import (
     DispatchCall,
 )
 from epfabric.cuda.rank import checked
-from epfabric.cuda.window import Shape, window_of
+from epfabric.cuda.window import Shape, transit_of, window_of
 from epfabric.errors import SessionError
 from gpu.expert_ranks import (
     Array,
@@ -292,9 +292,11 @@ def test_the_mirrors_equal_the_compiled_ones(kernels: Kernels) -> None:
         found = [int(value) for value in out.read()]
         out.close()
         at = window_of(shape)
+        transit = transit_of(shape)
         wanted = [getattr(at, name) for name in at.__dataclass_fields__]
+        wanted += [getattr(transit, name) for name in transit.__dataclass_fields__]
         wanted += [shape.message_bytes(False), shape.message_bytes(True), shape.copies]
-        wanted += [32, 32, *map(ctypes.sizeof, (DeviceBuffer, DispatchCall, CombineCall))]
+        wanted += [48, 40, *map(ctypes.sizeof, (DeviceBuffer, DispatchCall, CombineCall))]
         assert found[: len(wanted)] == wanted
 
 

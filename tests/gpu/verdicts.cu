@@ -1,5 +1,5 @@
 // Blocks that ask for ranks which come just when they are given up; compiled by test_verdicts.py.
-#include "epfabric/device_buffer.cuh"
+#include "epfabric/calls.cuh"
 
 using namespace epfabric;
 

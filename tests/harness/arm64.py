@@ -41,6 +41,7 @@ SOURCES = (
     "tests/native",
     "tests/harness/cached.cmake",
 )
+KINDS = {".cc", ".h", ".cu", ".cuh", ".cmake", ".txt"}
 # Grace's kernels are often built with it; the largest that arm64 knows.
 PAGE_BYTES = 65536
 TOOLCHAIN = """\
@@ -100,7 +101,7 @@ def built() -> Built:
 def sources() -> list[Path]:
     """What goes into the build, sorted."""
     found = {path for name in SOURCES for path in walk(ROOT / name)}
-    return sorted(path for path in found if path.suffix in (".cc", ".h", ".cmake", ".txt"))
+    return sorted(path for path in found if path.suffix in KINDS)
 
 
 def sysroot_key() -> str:

@@ -27,6 +27,7 @@ struct GroupShape {
   bool dissemination = false;
   uint64_t barrier_ns = kTestLimitNs;
   std::vector<std::vector<VerbsPort>> ports{};  // by node, where verbs moves the data
+  bool mask = false;                            // a lost rank ends no epoch
 };
 
 // What a pod holds: producers, its region, the words that end a wait.
@@ -114,7 +115,7 @@ struct CoreGroup {
       }
       opening.emplace_back([this, &shape, &failures, node, local, remote] {
         try {
-          EpochPlan plan{1, 1, 0, shape.barrier_ns, shape.nodes};
+          EpochPlan plan{1, 1, 0, shape.barrier_ns, shape.nodes, shape.mask};
           plan.dissemination = shape.dissemination;
           cores[node]->open_epoch(plan, local, remote);
         } catch (const NativeError& error) {

@@ -38,7 +38,7 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
   const bool receives = (call.phases & kPhaseReceive) != 0;
   if (sends) combine_send(buffer, here, call);
   if (receives) combine_receive(buffer, here, call);
-  count_call(buffer, Kind::kCombine, here, sends, receives);
+  count_call(buffer, Kind::kCombine, here, sends, receives, call.weights != nullptr);
 }
 
 // By one block: waits until all ranks are done with all that this one wrote, so that its next calls
@@ -55,6 +55,7 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads) settle(const DeviceBuffer buffer) {
 // For the mirrors in Python: offsets and sizes as this compiler has them.
 EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
   const Window at = window_of(shape);
+  const Transit transit = transit_of(shape);
   const uint64_t values[] = {at.dispatch_words,
                              at.weight_words,
                              at.combine_words,
@@ -65,6 +66,14 @@ EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
                              at.messages,
                              at.rows,
                              at.bytes,
+                             transit.tokens,
+                             transit.weights,
+                             transit.rows,
+                             transit.note_bytes,
+                             transit.tokens_each,
+                             transit.weights_each,
+                             transit.rows_each,
+                             transit.bytes,
                              shape.message_bytes(false),
                              shape.message_bytes(true),
                              shape.copies(),

@@ -1,4 +1,5 @@
-"""Low-latency dispatch and combine of one rank over memory that its peers' kernels can reach.
+"""Low-latency dispatch and combine of one rank: its peers on the node by memory that their kernels
+reach, others by its agent.
 
 For the buffers that applications use. Arrays are addresses in GPU memory, streams are handles:
 nothing here knows an array library. Layouts and meanings of the arrays are those of dispatch.cuh
@@ -10,19 +11,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
-from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, window_of
+from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, region_bytes, window_of
 from epfabric.errors import SessionError
 
 SOURCE = "low_latency.cu"
 SEND, RECEIVE = 1, 2
-_AWAITED = ("nothing", "room", "tokens", "weights", "rows", "room")
-_STATE_WORDS = 4
-_CALL_WORDS = 4  # of a block
+SIGNAL_WORDS = 5  # that a buffer has of each peer which the agent reaches
+_AWAITED = ("nothing", "room", "tokens", "weights", "rows", "room", "room in the ring")
+_STATE_WORDS = 6
+_CALL_WORDS = 5  # of a block
 
 
 class DeviceBuffer(ctypes.Structure):
@@ -42,6 +45,11 @@ class DeviceBuffer(ctypes.Structure):
         ("shape", ctypes.c_uint32 * 5),
         ("rank", ctypes.c_uint32),
         ("mask", ctypes.c_uint32),
+        ("first_signal", ctypes.c_uint32),
+        ("agent", ctypes.c_uint64),
+        ("region", ctypes.c_uint64),
+        ("region_offset", ctypes.c_uint64),
+        ("first_ring", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
 
@@ -79,6 +87,25 @@ class CombineCall(ctypes.Structure):
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Through:
+    """The agent, for a rank some of whose peers are reached through it alone.
+
+    rank: address of its DeviceRank. region, size_bytes, offset: memory that every rank has
+    registered at this same offset, as the GPU reaches it here. first_ring: it and those after it
+    are pushed to by kernels alone. first_signal: of SIGNAL_WORDS words that nothing else uses.
+    abort: as the GPU reaches the agent's word.
+    """
+
+    rank: int
+    region: int
+    size_bytes: int
+    offset: int
+    first_ring: int
+    first_signal: int
+    abort: int
+
+
 class LowLatency:
     """One rank's end. Make it, tell every rank's `window` to every other, then `connect`.
 
@@ -87,7 +114,8 @@ class LowLatency:
     kernel; afterwards the rank waited for is masked (mask=True) or the buffer has failed.
     window_bytes: of the window, so that a later shape may need more than the first one. memory:
     the window, of so many zeros, which is closed with this; by default it is made here. abort: ends
-    all waits when it is set; the buffer has failed then.
+    all waits when it is set; the buffer has failed then. through: how the ranks are reached that
+    `connect` is given no window of; it lives as long as this. They cannot be unmasked.
     """
 
     def __init__(
@@ -102,13 +130,15 @@ class LowLatency:
         abort: Abort | None = None,
         window_bytes: int = 0,
         memory: Memory | None = None,
+        through: Through | None = None,
     ) -> None:
         for name in ("dispatch_bf16", "dispatch_fp8", "combine", "settle"):
             kernels.check_resident(name, blocks)
         if not 0 <= rank < shape.world <= MAX_RANKS:
             raise SessionError(f"rank {rank} is not one of {shape.world}")
         self.shape, self.rank, self.blocks = shape, rank, blocks
-        self._kernels, self._abort = kernels, abort
+        self._kernels, self._abort, self._through = kernels, abort, through
+        self.proxied: frozenset[int] = frozenset()
         self.window_bytes = window_bytes or window_of(shape).bytes
         self._check_room(shape)
         self._own = memory or OwnMemory(self.window_bytes)
@@ -133,17 +163,28 @@ class LowLatency:
             masked=self._masked,
             verdicts=verdicts,
             alarm=self._alarm.address,
-            aborts=(abort.address if abort is not None else zero, zero),
+            aborts=(
+                abort.address if abort is not None else zero,
+                through.abort if through is not None else zero,
+            ),
             timeout_ns=int(timeout_s * 1e9),
             shape=(shape.world, shape.experts, shape.tokens, shape.hidden, shape.topk),
             rank=rank,
             mask=int(mask),
         )
+        if through is not None:
+            self.buffer.first_signal = through.first_signal
+            self.buffer.agent, self.buffer.region = through.rank, through.region
+            self.buffer.region_offset, self.buffer.first_ring = through.offset, through.first_ring
 
     def connect(self, windows: Sequence[int]) -> None:
-        """windows: by rank, the address at which this GPU reaches that rank's `window`."""
+        """windows: by rank, the address at which this GPU reaches that rank's `window`; 0 where it
+        is reached through the agent."""
         if len(windows) != self.shape.world:
             raise SessionError(f"{len(windows)} windows for {self.shape.world} ranks")
+        self.proxied = frozenset(rank for rank, window in enumerate(windows) if not window)
+        if self.proxied and self._through is None:
+            raise SessionError(f"no agent to reach {sorted(self.proxied)} through")
         copy_in(self._windows, (ctypes.c_uint64 * len(windows))(*windows))
 
     def reshape(self, shape: Shape, *, stream: int) -> None:
@@ -199,6 +240,8 @@ class LowLatency:
 
         if not 0 <= rank < self.shape.world:
             raise SessionError(f"rank {rank} is not one of {self.shape.world}")
+        if not masked and rank in self.proxied:
+            raise SessionError(f"rank {rank} is reached through the agent: it stays masked")
         checked(driver.cuMemsetD32Async(self._masked + 8 * rank, int(masked), 1, stream))
         if masked:
             return
@@ -218,9 +261,13 @@ class LowLatency:
         checked(driver.cuMemcpy2DAsync(copy, stream))
 
     def clean_mask(self, *, stream: int) -> None:
-        """From the next kernel of that stream on nothing is masked."""
+        """From the next kernel of that stream on nothing is masked that can be unmasked."""
         from cuda.bindings import driver
 
+        if self.proxied:
+            for rank in set(range(self.shape.world)) - self.proxied:
+                self.set_mask(rank, False, stream=stream)
+            return
         checked(driver.cuMemsetD8Async(self._masked, 0, 8 * self.shape.world, stream))
         verdicts = 8 * len(_AWAITED) * self.shape.world
         checked(driver.cuMemsetD8Async(self.buffer.verdicts, 0, verdicts, stream))
@@ -253,6 +300,12 @@ class LowLatency:
         if needed > self.window_bytes:
             raise SessionError(
                 f"{shape} needs {needed} bytes of every rank, this buffer has {self.window_bytes}"
+            )
+        needed = region_bytes(shape)
+        if self._through is not None and needed > self._through.size_bytes:
+            raise SessionError(
+                f"{shape} needs {needed} bytes of every rank's region, which has "
+                f"{self._through.size_bytes}"
             )
 
     def _check(self, count: int, k: int) -> None:

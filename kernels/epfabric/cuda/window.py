@@ -1,4 +1,5 @@
-"""Sizes and places in the memory that peers' kernels write into: mirror of window.h."""
+"""Sizes and places in the memory that ranks exchange in: mirror of window.h, where peers' kernels
+write, and of transit.h, where the agents do."""
 
 from __future__ import annotations
 
@@ -100,3 +101,32 @@ def window_of(shape: Shape) -> Window:
     for size in sizes:
         places.append((places[-1] + size + 127) // 128 * 128)
     return Window(*places)
+
+
+@dataclass(frozen=True)
+class Transit:
+    """Offsets and sizes in bytes of either half of the region, in the order of transit.h."""
+
+    tokens: int
+    weights: int
+    rows: int
+    note_bytes: int
+    tokens_each: int
+    weights_each: int
+    rows_each: int
+    bytes: int
+
+
+def transit_of(shape: Shape) -> Transit:
+    each = PARITIES * shape.world
+    note = 16 + (shape.local_experts * 4 + 15) // 16 * 16
+    tokens = note + shape.tokens * shape.message_bytes(fp8=False)
+    weights = (shape.tokens * shape.topk * 4 + 15) // 16 * 16
+    rows = shape.tokens * 2 * shape.hidden
+    places = (0, each * tokens, each * (tokens + weights))
+    return Transit(*places, note, tokens, weights, rows, each * (tokens + weights + rows))
+
+
+def region_bytes(shape: Shape) -> int:
+    """Of the region of a rank that exchanges with ranks which only agents reach."""
+    return 2 * transit_of(shape).bytes

@@ -83,19 +83,25 @@ EPF_DEVICE inline void send_weights(const DeviceBuffer& buffer, const Here& here
     for (uint32_t copy = 0; copy < shape.copies(); ++copy) {
       const int64_t sent = call.sent[token * shape.copies() + copy];
       if (sent < 0 || static_cast<uint32_t>(sent >> 32) != to || here.masked[to] != 0) continue;
-      const uint64_t place = ((here.sent % kParities) * shape.world + buffer.rank) * shape.tokens +
-                             static_cast<uint32_t>(sent);
-      here.at<float>(to, at.weights)[place * shape.topk + entry] = call.weights[token * call.k + k];
+      const uint64_t place = uint64_t{static_cast<uint32_t>(sent)} * shape.topk + entry;
+      weights_to(buffer, here, at, to)[place] = call.weights[token * call.k + k];
     }
   }
 }
 
 EPF_DEVICE inline void say(const DeviceBuffer& buffer, const Here& here, uint64_t table) {
   for (uint32_t to = platform::thread(); to < buffer.shape.world; to += platform::threads()) {
-    if (here.masked[to] != 0) continue;
+    if (here.masked[to] != 0 || here.proxied(to)) continue;
     const uint64_t place = place_of(buffer, table, here.sent, buffer.rank);
     platform::store_release(here.at<uint64_t>(to, place), word_of(here.sent, 0));
   }
+}
+
+// By a block: that the weights are there.
+EPF_DEVICE inline void say_weights(const DeviceBuffer& buffer, const Here& here, const Window& at,
+                                   const CombineCall& call) {
+  say(buffer, here, at.weight_words);
+  post_weights(buffer, here, call.count);
 }
 
 // By the grid, or where there are few by its first block, which need not wait for the others then.
@@ -104,10 +110,10 @@ EPF_DEVICE inline void exchange_weights(const DeviceBuffer& buffer, const Here& 
   if (call.count * call.k <= kWeightsOfABlock * platform::threads()) {
     send_weights(buffer, here, at, call, 1);
     platform::block_barrier();
-    if (platform::block() == 0) say(buffer, here, at.weight_words);
+    if (platform::block() == 0) say_weights(buffer, here, at, call);
   } else {
     send_weights(buffer, here, at, call, platform::blocks());
-    if (last_block(&buffer.state->arrived_weights)) say(buffer, here, at.weight_words);
+    if (last_block(&buffer.state->arrived_weights)) say_weights(buffer, here, at, call);
   }
 }
 
@@ -135,12 +141,10 @@ EPF_DEVICE inline void find_summands(const DeviceBuffer& buffer, const Here& her
   const uint32_t unit = first + i * platform::blocks();
   const uint32_t from = source_of(firsts, shape.world, unit);
   const uint64_t message = unit - firsts[from];
-  const uint64_t parity = here.sent % kParities;
   const int32_t* receipt =
       call.receipts + (uint64_t{from} * shape.tokens + message) * (kReceiptWords + 2 * shape.topk);
-  const uint64_t place = (parity * shape.world + from) * shape.tokens + message;
   const float* weights = call.weights != nullptr
-                             ? here.at<float>(buffer.rank, at.weights) + place * shape.topk
+                             ? weights_from(buffer, here, at, from) + message * shape.topk
                              : reinterpret_cast<const float*>(receipt + kReceiptWords + shape.topk);
   // All at once, whether there is a k-th entry or not.
   const uint64_t token = static_cast<uint32_t>(receipt[0]);
@@ -153,9 +157,8 @@ EPF_DEVICE inline void find_summands(const DeviceBuffer& buffer, const Here& her
     in.weights[i][k] = weight;
   }
   if (k != 0) return;
-  const uint64_t to = (parity * shape.tokens + token) * shape.copies() + copy;
   in.entries[i] = entries;
-  in.targets[i] = here.at<Vector>(from, at.rows + to * shape.row_bytes());
+  in.targets[i] = reinterpret_cast<Vector*>(row_to(buffer, here, at, from, message, token, copy));
 }
 
 EPF_DEVICE inline void sum_rows(const Shape& shape, uint32_t n, const Summands& in) {
@@ -177,13 +180,13 @@ EPF_DEVICE inline void find_rows(const DeviceBuffer& buffer, const Here& here, c
   const uint32_t i = platform::thread();
   if (i >= n) return;
   const uint64_t token = first + i * platform::blocks();
-  const uint64_t place = ((here.received % kParities) * shape.tokens + token) * shape.copies();
   uint32_t count = 0;
   for (uint32_t copy = 0; copy < shape.copies(); ++copy) {
     const int64_t sent = call.sent[token * shape.copies() + copy];
     if (sent < 0 || here.masked[sent >> 32] != 0) continue;
-    in.rows[i][count++] =
-        here.at<Vector>(buffer.rank, at.rows + (place + copy) * shape.row_bytes());
+    in.rows[i][count++] = reinterpret_cast<const Vector*>(
+        row_from(buffer, here, at, static_cast<uint32_t>(sent >> 32), static_cast<uint32_t>(sent),
+                 token, copy));
   }
   in.count[i] = count;
 }
@@ -222,7 +225,9 @@ EPF_DEVICE inline void combine_send(const DeviceBuffer& buffer, Here& here,
     detail::sum_rows(shape, n, in);
     platform::block_barrier();
   }
-  if (last_block(&buffer.state->arrived_sums)) detail::say(buffer, here, at.combine_words);
+  if (!last_block(&buffer.state->arrived_sums)) return;
+  detail::say(buffer, here, at.combine_words);
+  detail::post_rows(buffer, here, firsts);
 }
 
 EPF_DEVICE inline void combine_receive(const DeviceBuffer& buffer, Here& here,

@@ -1,31 +1,35 @@
-// A rank's expert-parallel buffer as its kernels see it: the windows of all ranks, the call's
-// number, waits. Everything that changes lies in GPU memory, so that a captured graph can be
+// A rank's expert-parallel buffer as its kernels see it: the windows of all ranks, calls, how it
+// fails. Everything that changes lies in GPU memory, so that a captured graph can be
 // replayed. Filled by epfabric.cuda.low_latency (its mirror is checked against this one).
 #pragma once
 
-#include "fifo.h"
 #include "platform_block.cuh"
-#include "window.h"
+#include "rank.cuh"
+#include "transit.h"
 
 namespace epfabric {
 
-// What a wait is for.
-enum class Awaited : uint32_t { kNothing, kTokenRoom, kTokens, kWeights, kRows, kRowRoom };
-inline constexpr uint32_t kAwaitedKinds = 6;
+// What a wait is for. Those up to kRowRoom have a signal word each at ranks that only agents reach:
+// for how many calls it has come.
+enum class Awaited : uint32_t { kNothing, kTokenRoom, kTokens, kWeights, kRows, kRowRoom, kRing };
+inline constexpr uint32_t kAwaitedKinds = 7;
+inline constexpr uint32_t kSignalWords = 5;
 
 // Counts of blocks that have come to the end of a part of the running call.
 struct BufferState {
   uint64_t arrived_sent, arrived_weights, arrived_sums;
   uint64_t failed;  // Awaited << 32 | rank; not 0: the buffer's kernels do nothing any more
+  uint64_t told_tokens, told_rows;  // calls that the proxied ranks were told this one is done with
 };
 
 // Calls that a block has been through; alike for all blocks between two kernels.
 struct BlockCalls {
   uint64_t dispatch_sent, dispatch_received, combine_sent, combine_received;
+  uint64_t weighted;  // combines for which weights were exchanged
 };
 
 struct DeviceBuffer {
-  unsigned char* const* windows;  // by rank, as this GPU reaches them
+  unsigned char* const* windows;  // by rank, as this GPU reaches them; of proxied ranks: nothing
   BufferState* state;
   BlockCalls* calls;   // by block
   uint64_t* messages;  // by destination rank: of the running dispatch
@@ -39,6 +43,11 @@ struct DeviceBuffer {
   Shape shape;
   uint32_t rank;
   uint32_t mask;  // a rank that does not come in time is masked; otherwise the buffer has failed
+  uint32_t first_signal;    // of kSignalWords
+  const DeviceRank* agent;  // nothing: there are no proxied ranks
+  unsigned char* region;    // for them, as this GPU reaches it: what comes in, then what goes out
+  uint64_t region_offset;   // in the offset space of every rank
+  uint32_t first_ring;      // of those that only this buffer's kernels push to
   uint32_t reserved;
 };
 
@@ -48,61 +57,19 @@ struct Here {
   uint32_t masked[kWindowRanks];
   BlockCalls calls;
   uint64_t sent, received;  // calls of this kind
+  uint64_t told_tokens, told_rows;
   uint64_t failed;
 
   template <typename Item>
   EPF_DEVICE Item* at(uint32_t owner, uint64_t offset) const {
     return reinterpret_cast<Item*>(windows[owner] + offset);
   }
+  // Whether its memory is reached through the agents only.
+  EPF_DEVICE bool proxied(uint32_t rank) const { return windows[rank] == nullptr; }
 };
 
 // Which calls a kernel is about.
 enum class Kind { kDispatch, kCombine };
-
-// By a block, first of all. False: do nothing, the buffer has failed. The last block tells every
-// rank which calls this one is done with: the kernels that read what they brought have ended.
-EPF_DEVICE inline bool look(const DeviceBuffer& buffer, Kind kind, Here& here) {
-  const uint32_t me = platform::thread();
-  if (me == platform::threads() - 1) here.failed = platform::load_device(&buffer.state->failed);
-  if (me == platform::threads() - 2) {
-    const BlockCalls calls = buffer.calls[platform::block()];
-    here.calls = calls;
-    here.sent = kind == Kind::kDispatch ? calls.dispatch_sent : calls.combine_sent;
-    here.received = kind == Kind::kDispatch ? calls.dispatch_received : calls.combine_received;
-  }
-  for (uint32_t rank = me; rank < buffer.shape.world; rank += platform::threads()) {
-    here.windows[rank] = buffer.windows[rank];
-    here.masked[rank] = platform::load_device(buffer.masked + rank) != 0;
-  }
-  platform::block_barrier();
-  if (here.failed != 0) return false;
-  if (platform::block() != platform::blocks() - 1) return true;
-  const Window at = window_of(buffer.shape);
-  const uint32_t first = platform::threads() - 1 - me;  // not those that wait first
-  for (uint32_t to = first; to < buffer.shape.world; to += platform::threads()) {
-    if (here.masked[to] != 0) continue;
-    // Partner: await_credits().
-    platform::store_release(here.at<uint64_t>(to, at.dispatch_credits) + buffer.rank,
-                            here.calls.dispatch_received);
-    platform::store_release(here.at<uint64_t>(to, at.combine_credits) + buffer.rank,
-                            here.calls.combine_received);
-  }
-  return true;
-}
-
-// By a block, last of all: it has been through the phases of a call.
-EPF_DEVICE inline void count_call(const DeviceBuffer& buffer, Kind kind, const Here& here,
-                                  bool sent, bool received) {
-  if (platform::thread() != 0) return;
-  BlockCalls& calls = buffer.calls[platform::block()];
-  if (kind == Kind::kDispatch) {
-    calls.dispatch_sent = here.sent + (sent ? 1 : 0);
-    calls.dispatch_received = here.received + (received ? 1 : 0);
-  } else {
-    calls.combine_sent = here.sent + (sent ? 1 : 0);
-    calls.combine_received = here.received + (received ? 1 : 0);
-  }
-}
 
 // Of a table [parity][rank] of words: where `other` says something of the call.
 EPF_DEVICE inline uint64_t place_of(const DeviceBuffer& buffer, uint64_t table, uint64_t call,
@@ -123,109 +90,6 @@ EPF_DEVICE inline void fail(const DeviceBuffer& buffer, uint32_t from, Awaited w
   platform::store_relaxed(buffer.alarm, why);  // read by the host whenever it likes
 }
 
-// `there()` looks with an acquire load. False at the bound, at an abort, when `from` is masked, or
-// when the buffer has failed.
-template <typename There>
-EPF_DEVICE bool comes(const DeviceBuffer& buffer, uint32_t from, There there) {
-  uint64_t begin = 0;
-  for (uint32_t look = 0;; ++look) {
-    if (there()) return true;
-    if (begin == 0) begin = platform::clock_ns();
-    if ((look & 63) == 63) {
-      const bool late = platform::clock_ns() - begin > buffer.timeout_ns;
-      if (late || buffer.aborts.set()) return false;
-      if (platform::load_device(buffer.masked + from) != 0) return false;
-      if (platform::load_device(&buffer.state->failed) != 0) return false;
-    }
-    platform::pause(look);
-  }
-}
-
-// Whether `from` came in time is asked by every block, and a rank may come just when the first of
-// them gives it up. What the first one says holds for all blocks of the call.
-EPF_DEVICE inline bool agreed(uint64_t* verdict, uint64_t call, bool came) {
-  const uint64_t mine = (call + 1) * 2 + (came ? 1 : 0);
-  for (uint64_t seen = platform::load_device(verdict);;) {
-    if (seen / 2 > call) return (seen & 1) != 0;
-    const uint64_t before = platform::exchange_device(verdict, seen, mine);
-    if (before == seen) return came;
-    seen = before;
-  }
-}
-
-// Whether what `call` needs of `from` came; alike for all blocks. here.masked follows.
-template <typename There>
-EPF_DEVICE bool await(const DeviceBuffer& buffer, Here& here, uint32_t from, Awaited what,
-                      uint64_t call, There there) {
-  const bool came = here.masked[from] == 0 && comes(buffer, from, there);
-  if (buffer.mask == 0) {
-    if (!came && here.masked[from] == 0) fail(buffer, from, what);
-    here.masked[from] |= came ? 0 : 1;
-    return came;
-  }
-  const uint64_t place = uint64_t{static_cast<uint32_t>(what)} * buffer.shape.world + from;
-  const bool counts = agreed(buffer.verdicts + place, call, came);
-  here.masked[from] = counts ? 0 : 1;
-  if (!counts) platform::store_device(buffer.masked + from, 1);
-  // Another block has seen it, so it is there.
-  if (!counts || came || there()) return counts;
-  uint64_t begin = platform::clock_ns();
-  for (uint32_t look = 0; !there(); ++look) {
-    if (platform::clock_ns() - begin > buffer.timeout_ns) {
-      fail(buffer, from, what);
-      return false;
-    }
-    platform::pause(look);
-  }
-  return true;
-}
-
 }  // namespace detail
-
-// By one thread: waits until `from` has said of the call what this table holds; its count then.
-// 0 when it will not. The first block adds to waits[from] how long it took.
-EPF_DEVICE inline uint32_t await_word(const DeviceBuffer& buffer, Here& here, uint64_t table,
-                                      uint64_t call, uint32_t from, Awaited what,
-                                      uint64_t* waits = nullptr) {
-  const bool counts = waits != nullptr && platform::block() == 0;
-  const uint64_t begin = counts ? platform::clock_ns() : 0;
-  const auto* word = here.at<uint64_t>(buffer.rank, place_of(buffer, table, call, from));
-  uint64_t value = 0;
-  const bool came = detail::await(buffer, here, from, what, call, [&] {
-    value = platform::load_acquire(word);
-    const uint32_t ahead = static_cast<uint32_t>(value >> 32) - static_cast<uint32_t>(call + 1);
-    return ahead < 0x80000000u;
-  });
-  if (counts) platform::fetch_add_device(waits + from, platform::clock_ns() - begin);
-  return came ? static_cast<uint32_t>(value) : 0;
-}
-
-// By a block: waits until every rank is done with what this one wrote, but for the last `ahead` - 1
-// calls of the kind.
-EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uint64_t table,
-                                     uint64_t call, Awaited what, uint32_t ahead = kParities) {
-  if (call < ahead && buffer.mask == 0) return;
-  for (uint32_t to = platform::thread(); to < buffer.shape.world; to += platform::threads()) {
-    const uint64_t* credit = here.at<uint64_t>(buffer.rank, table) + to;
-    detail::await(buffer, here, to, what, call,
-                  [&] { return platform::load_acquire(credit) + ahead > call; });
-  }
-  platform::block_barrier();
-}
-
-// By a block: true for the last of the grid; what the others did before is then visible to it, and
-// to whoever sees a release store of its threads.
-EPF_DEVICE inline bool last_block(uint64_t* arrived) {
-  EPF_SHARED uint32_t last;
-  platform::block_barrier();
-  if (platform::thread() == 0) {
-    platform::fence_device();
-    last = platform::fetch_add_device(arrived, 1) == platform::blocks() - 1;
-    if (last != 0) platform::store_device(arrived, 0);
-    platform::fence_device();
-  }
-  platform::block_barrier();
-  return last != 0;
-}
 
 }  // namespace epfabric

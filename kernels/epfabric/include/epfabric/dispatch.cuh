@@ -4,7 +4,7 @@
 // low_latency_dispatch has them.
 #pragma once
 
-#include "device_buffer.cuh"
+#include "calls.cuh"
 #include "platform_number.cuh"
 
 namespace epfabric {
@@ -142,10 +142,8 @@ EPF_DEVICE inline void place_tokens(const DeviceBuffer& buffer, const Here& here
   const uint32_t token = first + i * platform::blocks();
   int64_t* sent = call.sent + uint64_t{token} * shape.copies();
   if (leads) {
-    const uint64_t place =
-        ((here.sent % kParities) * shape.world + buffer.rank) * shape.tokens + message;
-    auto* target =
-        here.at<unsigned char>(destination, at.messages) + place * shape.message_bytes(fp8);
+    unsigned char* target =
+        messages_to(buffer, here, at, destination, fp8) + message * shape.message_bytes(fp8);
     write_header(shape, out, i, k, token, copy, target);
     out.targets[i][copy] = target + shape.header_bytes();
     sent[copy] = static_cast<int64_t>(uint64_t{destination} << 32 | message);
@@ -216,26 +214,32 @@ EPF_DEVICE inline void cast_tokens(const DeviceBuffer& buffer, const DispatchCal
 
 // By the last block: how many tokens each expert gets, then how many messages each rank.
 EPF_DEVICE inline void publish_tokens(const DeviceBuffer& buffer, const Here& here,
-                                      const Window& at) {
+                                      const Window& at, bool fp8) {
+  EPF_SHARED uint32_t proxied[kWindowRanks];
   const Shape& shape = buffer.shape;
   const uint32_t local = shape.local_experts();
-  const uint64_t mine = (here.sent % kParities) * shape.world + buffer.rank;
   const uint32_t me = platform::thread();
   const uint64_t messages = me < shape.world ? platform::load_device(buffer.messages + me) : 0;
   for (uint32_t g = me; g < shape.experts; g += platform::threads()) {
     const uint64_t count = platform::load_device(buffer.counts + g);
     platform::store_device(buffer.counts + g, 0);
     if (here.masked[g / local] != 0) continue;
-    here.at<uint32_t>(g / local, at.counts)[mine * local + g % local] =
-        static_cast<uint32_t>(count);
+    counts_to(buffer, here, at, g / local)[g % local] = static_cast<uint32_t>(count);
   }
   platform::block_barrier();
-  if (me >= shape.world) return;
-  platform::store_device(buffer.messages + me, 0);
-  const uint64_t place = place_of(buffer, at.dispatch_words, here.sent, buffer.rank);
-  if (here.masked[me] != 0) return;
-  platform::store_release(here.at<uint64_t>(me, place),
-                          word_of(here.sent, static_cast<uint32_t>(messages)));
+  if (me < shape.world) {
+    platform::store_device(buffer.messages + me, 0);
+    const uint64_t place = place_of(buffer, at.dispatch_words, here.sent, buffer.rank);
+    const uint64_t word = word_of(here.sent, static_cast<uint32_t>(messages));
+    if (here.proxied(me)) {
+      proxied[me] = static_cast<uint32_t>(messages);
+      note_to(buffer, here, me)->messages = word;
+    } else if (here.masked[me] == 0) {
+      platform::store_release(here.at<uint64_t>(me, place), word);
+    }
+  }
+  platform::block_barrier();
+  post_tokens(buffer, here, proxied, fp8);
 }
 
 }  // namespace detail
@@ -260,7 +264,7 @@ EPF_DEVICE void dispatch_send(const DeviceBuffer& buffer, Here& here, const Disp
     platform::block_barrier();
   }
   if (!last_block(&buffer.state->arrived_sent)) return;
-  detail::publish_tokens(buffer, here, at);
+  detail::publish_tokens(buffer, here, at, kFp8);
 }
 
 }  // namespace epfabric

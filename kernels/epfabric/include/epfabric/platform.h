@@ -157,6 +157,11 @@ EPF_HOST_DEVICE inline uint64_t clock_ns() {
 #endif
 }
 
+#if defined(EPF_HOST_CODE) && defined(EPF_HOST_PLATFORM)
+// Of a program that runs the threads of a kernel itself: lets others of them go on.
+void give_way(uint32_t look);
+#endif
+
 #if defined(EPF_HOST_CODE)
 // Tells the core that this thread spins.
 inline void spin_hint() {
@@ -177,6 +182,8 @@ EPF_HOST_DEVICE inline void pause(uint32_t look) {
 #elif defined(EPF_HIP_CODE)
   (void)look;
   __builtin_amdgcn_s_sleep(1);
+#elif defined(EPF_HOST_PLATFORM)
+  give_way(look);
 #else
   if (look < 32) return;
   if (look < 256) {

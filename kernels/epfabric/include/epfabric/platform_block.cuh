@@ -4,6 +4,10 @@
 
 #include "platform_gpu.cuh"
 
+#if defined(EPF_HOST_PLATFORM)
+#include EPF_HOST_PLATFORM
+#else
+
 #if defined(__HIP__)
 #define EPF_KERNEL extern "C" __attribute__((global))
 #define EPF_SHARED __attribute__((shared))
@@ -107,3 +111,5 @@ EPF_DEVICE inline float max_of_eight(float value) {
 }
 
 }  // namespace epfabric::platform
+
+#endif  // EPF_HOST_PLATFORM

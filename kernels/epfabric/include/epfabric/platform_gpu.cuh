@@ -1,8 +1,14 @@
-// What only threads of a GPU do, on NVIDIA and AMD; for push.cuh. A warp is 32 threads on NVIDIA
-// and 64 on AMD; the functions that speak of a warp are called by all of its threads together.
+// What only threads of a GPU do, on NVIDIA and AMD; for push.cuh. A host program that runs kernels
+// itself has a header of its own for it, and for platform_block.cuh: EPF_HOST_PLATFORM. A warp is
+// 32 threads on NVIDIA and 64 on AMD; the functions that speak of a warp are called by all of its
+// threads together.
 #pragma once
 
 #include "platform.h"
+
+#if defined(EPF_HOST_PLATFORM)
+#include EPF_HOST_PLATFORM
+#else
 
 namespace epfabric::platform {
 
@@ -148,3 +154,5 @@ EPF_DEVICE inline uint32_t lowest_bit(uint64_t bits) {
 }
 
 }  // namespace epfabric::platform
+
+#endif  // EPF_HOST_PLATFORM

@@ -60,6 +60,12 @@ struct DeviceRank {
     return wait_at_least(signal(source, ring, word), value, until.aborts, until.timeout_ns);
   }
 
+  // Whether the agent told that a rank is lost; what came from it before is then visible.
+  EPF_DEVICE bool masked(uint32_t other) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(agent + layout().mask);
+    return (platform::load_acquire(words + other / 64) >> other % 64 & 1) != 0;
+  }
+
   // By one thread: waits until everything pushed to the ring so far is readable at its targets.
   EPF_DEVICE Waited drain(uint32_t index) const {
     const DeviceRing to = ring(index);

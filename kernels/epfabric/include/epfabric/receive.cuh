@@ -60,13 +60,11 @@ EPF_DEVICE inline void await_tokens(const DeviceBuffer& buffer, Here& here, cons
     if (tells) call.source_messages[from] = static_cast<int32_t>(count);
   }
   add_up(in.firsts, shape.world);
-  const auto* counts =
-      here.at<uint32_t>(buffer.rank, at.counts) + (here.received % kParities) * shape.experts;
   for (uint32_t expert = platform::thread(); expert < local; expert += platform::threads()) {
     uint32_t row = 0;
     for (uint32_t from = 0; from < shape.world; ++from) {
       const bool came = in.firsts[from + 1] != in.firsts[from];
-      const uint32_t count = came ? counts[from * local + expert] : 0;
+      const uint32_t count = came ? counts_from(buffer, here, at, from)[expert] : 0;
       in.rows[from * local + expert] = row;
       if (tells) {
         call.ranges[uint64_t{expert} * shape.world + from] =
@@ -92,10 +90,8 @@ EPF_DEVICE inline void read_headers(const DeviceBuffer& buffer, const Here& here
   const uint32_t unit = first + i * platform::blocks();
   const uint32_t from = source_of(arrivals.firsts, shape.world, unit);
   const uint64_t message = unit - arrivals.firsts[from];
-  const uint64_t place =
-      ((here.received % kParities) * shape.world + from) * shape.tokens + message;
-  const auto* at_message =
-      here.at<unsigned char>(buffer.rank, at.messages) + place * shape.message_bytes(fp8);
+  const unsigned char* at_message =
+      messages_from(buffer, here, at, from, fp8) + message * shape.message_bytes(fp8);
   // All at once, whether there is a k-th entry or not.
   const auto header = *reinterpret_cast<const MessageHeader*>(at_message);
   const auto* entries = reinterpret_cast<const uint32_t*>(at_message + sizeof(MessageHeader));

@@ -1,0 +1,24 @@
+// Where things lie in the memory that ranks exchange in, for test_mirror.py: reads shapes (five
+// numbers each) from standard input, writes a line for each.
+#include <cstdio>
+#include <initializer_list>
+
+#include "epfabric/transit.h"
+
+int main() {
+  epfabric::Shape shape;
+  while (std::scanf("%u %u %u %u %u", &shape.world, &shape.experts, &shape.tokens, &shape.hidden,
+                    &shape.topk) == 5) {
+    const epfabric::Window at = epfabric::window_of(shape);
+    const epfabric::Transit through = epfabric::transit_of(shape);
+    for (const epfabric::uint64_t value :
+         {at.dispatch_words, at.weight_words, at.combine_words, at.dispatch_credits,
+          at.combine_credits, at.counts, at.weights, at.messages, at.rows, at.bytes, through.tokens,
+          through.weights, through.rows, through.note_bytes, through.tokens_each,
+          through.weights_each, through.rows_each, through.bytes}) {
+      std::printf("%llu ", static_cast<unsigned long long>(value));
+    }
+    std::printf("\n");
+  }
+  return 0;
+}
