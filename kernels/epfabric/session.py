@@ -18,6 +18,7 @@ from epfabric.broker import Broker
 from epfabric.errors import GroupFailed, SessionError, Timeout
 from epfabric.failure import Failure, wait_until
 from epfabric.identity import rank_and_world
+from epfabric.lending import Lending, Loan
 from epfabric.limits import ABI_OLDEST, ABI_VERSION
 from epfabric.region import Region, make_memfd
 from epfabric.ring import Ring
@@ -56,6 +57,7 @@ class Session:
         self._hello = hello
         self._failure = Failure(hello.node)
         self._rings: dict[int, Ring] = {}
+        self.lending = Lending(hello.rings, hello.signals)
         self._drained: dict[int, int] = {}
         self._closed = False
         self._asking = threading.RLock()
@@ -147,19 +149,26 @@ class Session:
                     self._joined, self._joining = reply, False
             assert self._joined is not None
             joined = wire.expect(self._joined, messages.JoinReply)
-        self.broker.nvlink = trial.result
+        self.broker.nvlink, self.broker.neighbours = trial.result, trial.ranks
         self.epoch = joined.epoch
         self.region_bytes = joined.regions
 
     def ring(self, index: int) -> Ring:
         """The ring with this index, from 0."""
         self._check_open()
+        self.lending.check(index)
         if index not in self._rings:
             from epfabric_host import _producer
 
             native = _producer.Ring(self._segments, index, self._hello.batch)
             self._rings[index] = Ring(native, index, self._failure, self._timeout_s)
         return self._rings[index]
+
+    def lend(self, words: int) -> tuple[Loan, int, int]:
+        """To kernels, until lending.back(): what they get, where the pod's and the agent's segment
+        lie."""
+        self._check_open()
+        return self.lending.take(words, self._rings), *self._segments.addresses
 
     def signal_value(self, src_rank: int, ring: int, index: int) -> int:
         """A signal word that (src_rank, ring) writes at this rank; what it announces is visible."""
@@ -270,7 +279,7 @@ class Session:
         with self._asking, self._in_step():
             self._send(request, fds)
             reply, found = self._next(request.TYPE, timeout_s)
-            if self._joining and _ends_join(reply):  # the agent waits for a trial no longer
+            if self._joining and wire.ends_join(reply):  # the agent waits for a trial no longer
                 self._joined, self._joining = reply, False
                 reply, found = self._next(request.TYPE, timeout_s)
         try:
@@ -380,14 +389,6 @@ def connect(
     except BaseException:
         sock.close()
         raise
-
-
-def _ends_join(reply: messages.Reply) -> bool:
-    """Whether it answers a join, though another request is out. That one is answered apart: where
-    it was refused for the same reason, the two answers are alike."""
-    if isinstance(reply, messages.ErrorReply):
-        return reply.code in ("join-timeout", "group-failed")
-    return isinstance(reply, messages.JoinReply)
 
 
 def _forget_all() -> None:

@@ -85,13 +85,15 @@ def said(error: BaseException) -> str:
 
 
 class Trial:
-    """A context around join. `result`: posix_fd or none, and why."""
+    """A context around join. `result`: posix_fd or none, and why. `ranks`: those of this node that
+    offer GPU memory, as all of them are told."""
 
     def __init__(self, broker: Broker, rank: int, maker: Maker) -> None:
         self._broker, self._rank, self._maker = broker, rank, maker
         self._memory: Memory | None = None
         self._offered = False
         self._word = secrets.randbits(32)
+        self.ranks: tuple[int, ...] = (rank,)
         self.result: tuple[messages.NvlinkKind, str] = (
             "none",
             "no other rank of this node offers GPU memory",
@@ -109,6 +111,7 @@ class Trial:
         others = [rank for rank in ranks if rank != self._rank]
         if not self._offered:
             return  # the agent is mistaken
+        self.ranks = ranks
         try:
             for rank in others:
                 self._try(rank)

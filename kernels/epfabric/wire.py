@@ -136,3 +136,11 @@ def expect(reply: messages.Reply, expected: type[R]) -> R:
 def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def ends_join(reply: messages.Reply) -> bool:
+    """Whether it answers a join, though another request is out. That one is answered apart: where
+    it was refused for the same reason, the two answers are alike."""
+    if isinstance(reply, messages.ErrorReply):
+        return reply.code in ("join-timeout", "group-failed")
+    return isinstance(reply, messages.JoinReply)

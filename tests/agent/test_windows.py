@@ -5,6 +5,7 @@ Memfds stand in for GPU memory (agent.sharing); tests/gpu/test_brokered.py has t
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import epfabric
 import pytest
 from agent.sharing import Maker, Memfd, each, fails, files, joined, offer
 from agent.two_agents import WAIT_S, TwoAgents, two_agents
+from epfabric import layout
 from epfabric.buffer.attached import Attached, Brokered
 from epfabric.buffer.members import members_of
 from epfabric_agent.session.sharing import MAX_OFFERS
@@ -29,11 +31,14 @@ def pair() -> Iterator[TwoAgents]:
 
 
 def windows(
-    sessions: list[epfabric.Session], makers: list[Maker]
+    sessions: list[epfabric.Session],
+    makers: list[Maker],
+    neighbours: list[tuple[int, ...]] | None = None,
 ) -> list[Brokered | epfabric.SessionError]:
     def make(session: epfabric.Session) -> Brokered | epfabric.SessionError:
         try:
-            return Brokered(session, SIZE, makers[session.rank])
+            near = neighbours[session.rank] if neighbours is not None else None
+            return Brokered(session, SIZE, makers[session.rank], near)
         except epfabric.SessionError as error:
             return error
 
@@ -93,6 +98,37 @@ def test_what_one_rank_cannot_reach_is_an_error_of_all_and_the_group_goes_on(
         assert {session.nvlink[0] for session in sessions} == {"none"}
         assert not any(isinstance(one, Exception) for one in windows(sessions, [Maker()] * 3))
         each(sessions, "close")
+
+
+def test_ranks_that_are_not_reached_are_left_to_the_agents_by_both_sides(pair: TwoAgents) -> None:
+    with joined(pair, "aabb") as sessions:
+        neighbours: list[tuple[int, ...]] = [(0, 1), (0, 1), (2, 3), (2, 3)]
+        for maker, reached in ((Maker(), True), (Maker(fails), False)):
+            made = windows(sessions, [Maker(), maker, Maker(), Maker()], neighbours)
+            for rank, window in enumerate(made):
+                assert isinstance(window, Brokered), window
+                wanted = neighbours[rank] if reached or rank > 1 else (rank,)
+                known = [other for other in range(4) if window.addresses[other]]
+                assert known == list(wanted)
+                assert sessions[rank].nvlink[0] == ("posix_fd" if len(wanted) > 1 else "none")
+                memory(window, rank).close()
+                window.close()
+        each(sessions, "close")
+
+
+def test_kernels_find_the_segments_where_the_session_says_and_the_process_its_first_ring(
+    pair: TwoAgents,
+) -> None:
+    with joined(pair, "a") as sessions:
+        (session,) = sessions
+        loan, *segments = session.lend(5)
+        magics = [ctypes.c_uint64.from_address(segment).value for segment in segments]
+        assert magics == [layout.POD_MAGIC, layout.AGENT_MAGIC]
+        assert len(loan.heads) == session.rings
+        session.barrier()
+        with pytest.raises(epfabric.SessionError, match="its kernels'"):
+            session.ring(1)
+        session.close()
 
 
 class Poor(Maker):

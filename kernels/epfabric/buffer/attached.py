@@ -21,12 +21,12 @@ NOTE = 480  # characters that go with a descriptor
 
 
 class Attached:
-    """`session` has joined."""
+    """`session` has joined. agents: ranks may be such that only the agents reach."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, agents: bool = False) -> None:
         if session.epoch is None:
             raise SessionError("a Buffer's session has to have joined its group before")
-        self._session = session
+        self._session, self._agents = session, agents
 
     @property
     def rank(self) -> int:
@@ -37,7 +37,8 @@ class Attached:
         return self._session.world_size
 
     def window(self, size_bytes: int) -> Brokered:
-        return Brokered(self._session, size_bytes, Cuda())
+        neighbours = self._session.broker.neighbours if self._agents else None
+        return Brokered(self._session, size_bytes, Cuda(), neighbours)
 
 
 def failures(said: Iterable[str]) -> str:
@@ -46,14 +47,24 @@ def failures(said: Iterable[str]) -> str:
 
 
 class Brokered:
-    """A window by descriptors. Afterwards the agent holds none of it."""
+    """A window by descriptors. Afterwards the agent holds none of it.
+
+    neighbours: the ranks of the node, where others are reached through the agents; so are these
+    then, all of them, where one does not reach another's memory. Otherwise all ranks are of the
+    node, and that is an error.
+    """
 
     own: Memory
 
-    def __init__(self, session: Session, size_bytes: int, maker: Maker) -> None:
+    def __init__(
+        self, session: Session, size_bytes: int, maker: Maker,
+        neighbours: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         self.addresses: list[int] = []
         self.sharers = 0
         self._session, self._maker = session, maker
+        self._agents = neighbours is not None
+        self._ranks = range(session.world_size) if neighbours is None else neighbours
         self._imported: list[Memory] = []
         self._offers_own = False
         # Both are counted whatever comes, so that ranks that make another buffer mean the same.
@@ -71,12 +82,21 @@ class Brokered:
             offers.close()
             self._report(failed)
             if failed:
-                raise SessionError(failed)
+                self._do_without(failed)
             undo.pop_all()
 
     def close(self) -> None:
         while self._imported:
             self._imported.pop().close()
+
+    def _do_without(self, failed: str) -> None:
+        """Reaches no memory but this rank's own. Raises SessionError where that will not do."""
+        if not self._agents or not self._offers_own:
+            raise SessionError(failed)
+        self.close()
+        world, rank = self._session.world_size, self._session.rank
+        self.addresses = [self.own.address if other == rank else 0 for other in range(world)]
+        self.sharers = max(self.sharers, 1)
 
     def _begin(self, size_bytes: int, name: str, undo: ExitStack, offers: ExitStack) -> None:
         """Makes this rank's memory, and reaches the others'."""
@@ -120,6 +140,9 @@ class Brokered:
                 self.addresses.append(self.own.address)
                 self.sharers += 1
                 continue
+            if rank not in self._ranks:
+                self.addresses.append(0)
+                continue
             found = self._session.broker.find(rank, name, MEET_S)
             try:
                 if found.size_bytes < size_bytes:
@@ -139,6 +162,9 @@ class Brokered:
     def _said(self, name: str) -> Iterator[str]:
         """By rank, why it could not; where a rank is out of this one's sight, that."""
         for rank in range(self._session.world_size):
+            if rank not in self._ranks:
+                yield ""
+                continue
             try:
                 found = self._session.broker.find(rank, name, MEET_S)
             except SessionError as error:
@@ -148,7 +174,7 @@ class Brokered:
                 yield found.note
 
     def _report(self, failed: str) -> None:
-        others = self._session.world_size - 1
+        others = len(self._ranks) - 1
         if failed:
             self._session.broker.report("none", failed)
         else:

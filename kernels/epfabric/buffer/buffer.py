@@ -14,7 +14,8 @@ from epfabric.buffer.low_latency import Handle, Hook
 from epfabric.buffer.owned import Owned
 from epfabric.buffer.parts import Parts
 from epfabric.buffer.tensors import checked_tensor, view_of
-from epfabric.cuda.window import MAX_TOPK, Shape, window_of
+from epfabric.cuda.window import MAX_TOPK, Shape, region_bytes, window_of
+from epfabric.region import Region
 from epfabric.session import Session
 
 
@@ -25,6 +26,8 @@ class Buffer(Owned):
     calls, if low_latency_mode. enable_shrink: a rank that does not come in time is masked;
     otherwise the buffer has failed, and its next call raises SessionError. session: instead of
     group, a joined epfabric.Session, whose ranks these are and whose agent brokers the memory.
+    region: of get_low_latency_region_bytes(), which each rank registered with its session, all at
+    the same offset; low-latency calls go through it and the agents to ranks of other nodes.
     """
 
     num_sms: ClassVar[int] = 20
@@ -45,7 +48,12 @@ class Buffer(Owned):
         comm: Any = None,
         *,
         session: Session | None = None,
+        region: Region | None = None,
     ) -> None:
+        if region is not None and (session is None or num_nvl_bytes):
+            raise ValueError(
+                "a region is for the low-latency calls of a session: see docs/deepep.md"
+            )
         if not allow_nvlink_for_low_latency_mode:
             raise NotImplementedError(
                 "low-latency calls use the memory of the node's GPUs only: "
@@ -64,6 +72,7 @@ class Buffer(Owned):
             mask=enable_shrink,
             timeout_s=type(self).timeout_s,
             low_latency_sms=type(self).low_latency_sms,
+            region=region,
         )
         self.rank, self.group_size = self._parts.members.rank, self._parts.members.size
 
@@ -92,6 +101,16 @@ class Buffer(Owned):
         return window_of(
             Shape(num_ranks, num_experts, num_max_dispatch_tokens_per_rank, hidden, topk)
         ).bytes
+
+    @staticmethod
+    def get_low_latency_region_bytes(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """The size of a region that suffices for every top-k."""
+        topk = min(MAX_TOPK, num_experts)
+        return region_bytes(
+            Shape(num_ranks, num_experts, num_max_dispatch_tokens_per_rank, hidden, topk)
+        )
 
     def get_local_buffer_tensor(
         self, dtype: Any, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False

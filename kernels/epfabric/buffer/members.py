@@ -23,7 +23,8 @@ class Window(Protocol):
     """Memory of the same size at every rank, which all reach once it is made on all.
 
     own: this rank's, zeros at first; closed by who uses it. addresses: by rank, where this GPU
-    reaches that one's. sharers: ranks on this GPU, with this one.
+    reaches that one's; 0: only through the agents. sharers: ranks of this node on this GPU, with
+    this one.
     """
 
     addresses: list[int]
@@ -59,15 +60,16 @@ class Gathering:
         return Opened(self, size_bytes)
 
 
-def members_of(group: Any, comm: Any, session: Session | None) -> Members:
+def members_of(group: Any, comm: Any, session: Session | None, *, agents: bool = False) -> Members:
     """group: a process group of torch.distributed. comm: of mpi4py, or with three of its methods.
+    agents: ranks of a session may be such that only the agents reach.
 
     Raises ValueError unless one of the three is given.
     """
     if sum(one is not None for one in (group, comm, session)) > 1:
         raise ValueError("only one of group, comm and session can be given")
     if session is not None:
-        return Attached(session)
+        return Attached(session, agents=agents)
     if group is not None:
 
         def gather(value: Any) -> list[Any]:

@@ -16,8 +16,10 @@ from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
 from epfabric.cuda.low_latency import SOURCE, LowLatency
 from epfabric.cuda.rank import checked
+from epfabric.cuda.through import AgentEnd
 from epfabric.cuda.window import Shape
 from epfabric.errors import SessionError
+from epfabric.region import Region
 
 
 @dataclass
@@ -36,16 +38,17 @@ class Parts:
     @staticmethod
     def make(
         group: Any, comm: Any, session: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
-        timeout_s: float, low_latency_sms: int,
+        timeout_s: float, low_latency_sms: int, region: Region | None = None,
     ) -> Parts:  # fmt: skip
-        """Raises SessionError where a rank's memory cannot be reached, ValueError for no group."""
+        """region: for ranks whose memory is not reached. Raises SessionError where one is not
+        reached, ValueError for no group."""
         try:
             import torch
         except ImportError as error:
             raise SessionError(
                 f"a buffer works on torch's tensors ({error}): install torch for your CUDA version"
             ) from error
-        members = members_of(group, comm, session)
+        members = members_of(group, comm, session, agents=region is not None)
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         parts = Parts(members, Order(), Kernels("routing.cu"), mask)
         with ExitStack() as undo:
@@ -57,13 +60,21 @@ class Parts:
                 parts.stack.callback(session.when_failed(abort.set))
             parts.routing.function("route_tokens")
             if low_latency_bytes:
-                parts.calls = parts._low_latency(low_latency_bytes, timeout_s, low_latency_sms)
+                agent = None
+                if region is not None:
+                    agent = AgentEnd(session, region, timeout_s)
+                    parts.stack.callback(agent.close)
+                parts.calls = parts._low_latency(
+                    low_latency_bytes, timeout_s, low_latency_sms, agent
+                )
             if nvl_bytes:
                 parts.bulk = parts._throughput(nvl_bytes, timeout_s)
             undo.pop_all()
         return parts
 
-    def _low_latency(self, size_bytes: int, timeout_s: float, sms: int) -> LowLatencyCalls:
+    def _low_latency(
+        self, size_bytes: int, timeout_s: float, sms: int, agent: AgentEnd | None
+    ) -> LowLatencyCalls:
         kernels = Kernels(SOURCE)
         world = self.members.size
         with ExitStack() as undo:
@@ -78,6 +89,7 @@ class Parts:
                 abort=self.abort,
                 window_bytes=size_bytes,
                 memory=window.own,
+                through=agent.through if agent is not None else None,
             )
             self._connect(end, window, undo)
         return LowLatencyCalls(end, self.order)

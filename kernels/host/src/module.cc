@@ -208,6 +208,11 @@ void bind_segments(nb::module_& module) {
           "pod_fd"_a, "agent_fd"_a, "rings"_a, "depth"_a, "signals"_a, "world"_a)
       .def_prop_ro("attached", &Segments::attached)
       .def("detach", &Segments::detach)
+      .def_prop_ro("addresses",
+                   [](const Segments& self) {
+                     need_attached(self);
+                     return std::tuple(self.pod(), self.agent());
+                   })
       .def("aborted",
            [](const Segments& self) {
              need_attached(self);

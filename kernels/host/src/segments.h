@@ -32,6 +32,8 @@ class Segments {
   const Geometry& geometry() const { return geometry_; }
   const Layout& layout() const { return layout_; }
   bool attached() const { return pod_ != nullptr; }
+  uintptr_t pod() const { return reinterpret_cast<uintptr_t>(pod_); }
+  uintptr_t agent() const { return reinterpret_cast<uintptr_t>(agent_); }
 
   Slot* slots(uint32_t ring) const;
   const RingCounters* counters(uint32_t ring) const;

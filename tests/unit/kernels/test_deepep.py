@@ -21,7 +21,7 @@ from unit.kernels.deepep_interface import (
 )
 
 EXTENSIONS: dict[tuple[type, str], tuple[str, ...]] = {
-    (deep_ep.Buffer, "__init__"): ("session",),
+    (deep_ep.Buffer, "__init__"): ("session", "region"),
     (deep_ep.ElasticBuffer, "__init__"): ("comm", "session"),
 }
 CASES = [
