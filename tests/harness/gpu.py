@@ -23,7 +23,15 @@ TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")
 # Of API calls only ours are checked, where they are made: torch's own ask for what is not there.
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9",
              "--report-api-errors", "no")  # fmt: skip
-SLOW = ("tcp", "test_devices", "brokered", "test_a_graph", "8-130", "8-70")  # under the sanitizer
+SLOW = (
+    "tcp",
+    "test_devices",
+    "brokered",
+    "proxied",
+    "test_a_graph",
+    "8-130",
+    "8-70",
+)  # under the sanitizer
 
 
 def main() -> int:
