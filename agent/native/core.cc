@@ -60,6 +60,9 @@ Core::Core(const CoreSettings& settings) : settings_(settings) {
   }
   proxy_settings_.drain_batch = settings.drain_batch;
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
+  // libfabric moves some things only when it is polled, without its descriptor telling.
+  if (proxy_settings_.idle == IdleMode::kAdaptive && !fabric_)
+    proxy_settings_.lookout = std::make_shared<Lookout>();
   proxy_settings_.limits = settings.limits;
   proxy_settings_.limits.adaptive = settings.adaptive;
   proxy_settings_.limits.joining.commands = settings.packing;

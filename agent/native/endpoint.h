@@ -41,9 +41,10 @@ struct Completion {
 };
 
 // What wait_fd() says instead of a descriptor: there is none to wait on, or there is
-// something to poll before waiting.
+// something to poll before waiting, or nothing ever comes.
 inline constexpr int kNoWaitFd = -1;
 inline constexpr int kPollFirst = -2;
+inline constexpr int kNoQueue = -3;
 
 // Names a peer's endpoint: what insert() gave.
 using PeerIndex = uint64_t;

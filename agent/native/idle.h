@@ -1,10 +1,9 @@
 // How a proxy waits when it has nothing to do: spin shortly, then a timed sleep that doubles from 5
-// to 50 µs, then (a second without any activity) block on its wake-up eventfd for at most 2 ms.
+// to 50 µs, then (a second without any activity) block until it is woken, or for a bounded time.
 // Used by loop.h only.
 #pragma once
 
 #include <epfabric/platform.h>
-#include <poll.h>
 #include <sched.h>
 #include <time.h>
 
@@ -29,7 +28,7 @@ class Idle {
   }
 
   // One wait; `now_ns` is read by the caller. `active`: something is outstanding, so do not block.
-  // `block(ns)` waits for a wake-up; false where there is something to look at first.
+  // `block()` waits for a wake-up; false where there is something to look at first.
   template <class Block>
   void wait(uint64_t now_ns, bool active, ProxyCount& count, Block&& block) {
     turns_ += 1;
@@ -43,7 +42,7 @@ class Idle {
     }
     if (active || quiet_since_ns_ == 0) quiet_since_ns_ = now_ns;
     const bool quiet = now_ns - quiet_since_ns_ >= kBlockAfterNs;
-    if (quiet && block(kBlockNs)) {
+    if (quiet && block()) {
       count.blocks.add(1);
       return;
     }
@@ -56,7 +55,6 @@ class Idle {
   static constexpr uint64_t kFirstSleepNs = 5'000;
   static constexpr uint64_t kLastSleepNs = 50'000;
   static constexpr uint64_t kBlockAfterNs = 1'000'000'000;
-  static constexpr uint64_t kBlockNs = 2'000'000;
 
  private:
   const IdleMode mode_;

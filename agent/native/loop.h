@@ -36,7 +36,7 @@ class NoRemote {
   }
   template <class Lose>
   void watch(Lose&&) {}
-  int wait_fd() { return kNoWaitFd; }
+  int wait_fd() { return kNoQueue; }
   static constexpr bool kDeliveredIsTaken = true;
   static constexpr bool kComesUnasked = false;
   uint64_t most_waiting() const { return 0; }
@@ -62,7 +62,7 @@ class Loop {
   }
 
  private:
-  bool block(uint64_t at_most_ns);
+  bool block();
   bool handle_request();
 
   uint32_t serve_rings();

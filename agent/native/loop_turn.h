@@ -37,7 +37,7 @@ void Loop<Remote>::turn() {
     idle_.worked();
     return;
   }
-  idle_.wait(now_ns_, active(), proxy_.count_, [this](uint64_t ns) { return block(ns); });
+  idle_.wait(now_ns_, active(), proxy_.count_, [this] { return block(); });
 }
 
 template <class Remote>
@@ -78,13 +78,16 @@ bool Loop<Remote>::work(uint64_t now_ns) {
 // False when there is something to poll first. Asking for the descriptor may move messages, so that
 // a completion may be waiting until it says that none is; partner: settled() of a delegate.
 template <class Remote>
-bool Loop<Remote>::block(uint64_t at_most_ns) {
+bool Loop<Remote>::block() {
   const uint64_t mark = proxy_.settle_.load(std::memory_order_relaxed);
   if (!Remote::kComesUnasked) proxy_.settle_.store(mark | 1, std::memory_order_release);
   const int fd = remote_.wait_fd();
   if (fd == kPollFirst) return false;
   if (!Remote::kComesUnasked) proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);
-  proxy_.block(at_most_ns, fd);
+  // Of ranks that enter a barrier which a masked rank's proxy leads on, nothing tells.
+  const bool leads_on = delegate_ && epoch_->gone(shape_.rank);
+  const bool looks = proxy_.settings_.lookout == nullptr || fd == kNoWaitFd || leads_on;
+  proxy_.block(looks ? Proxy::kLookNs : Proxy::kWatchedNs, fd);
   return true;
 }
 

@@ -2,9 +2,13 @@
 // it.
 #include "proxy.h"
 
+#include <poll.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +31,22 @@ constexpr uint64_t kEndLimitNs = 30'000'000'000;
 constexpr int kStuckStatus = 3;
 
 std::chrono::nanoseconds nanoseconds(uint64_t ns) { return std::chrono::nanoseconds(ns); }
+
+// The lookout reads the session's segments, which stay until the thread has ended.
+class Watch {
+ public:
+  Watch(Lookout* lookout, const Proxy& proxy) : lookout_(lookout), proxy_(proxy) {
+    if (lookout_ != nullptr) lookout_->watch(proxy_);
+  }
+  ~Watch() {
+    if (lookout_ != nullptr) lookout_->forget(proxy_);
+  }
+  Watch(const Watch&) = delete;
+
+ private:
+  Lookout* const lookout_;
+  const Proxy& proxy_;
+};
 
 }  // namespace
 
@@ -75,6 +95,7 @@ void Proxy::main() {
   std::string error;
   try {
     pin();
+    const Watch watch(settings_.lookout.get(), *this);
     if (settings_.serve) {
       settings_.serve(*this);
     } else {
@@ -204,6 +225,7 @@ bool Proxy::pass(uint64_t timeout_ns, uint64_t turns) const {
   const uint64_t begin = platform::clock_ns();
   const uint64_t turn = turns_.load(std::memory_order_seq_cst);  // partner: Loop::turn()
   while (turns_.load(std::memory_order_seq_cst) - turn < turns) {
+    wake();
     {
       const std::lock_guard lock(mutex_);
       if (ended_) return true;
@@ -233,9 +255,20 @@ void Proxy::wake() const {
   (void)!::write(wake_fd_.get(), &one, sizeof(one));
 }
 
-// `queue_fd` may be -1: poll() leaves it out then.
+Seen Proxy::wake_for_commands() const {
+  if (!blocked_.load(std::memory_order_seq_cst)) return Seen::kAwake;
+  const bool visible = std::any_of(rings_.begin(), rings_.end(), [this](const auto& ring) {
+    return ring->index() % proxies_ == index_ && ring->visible();
+  });
+  if (!visible) return Seen::kBlocked;
+  wake();
+  return Seen::kWoken;
+}
+
+// poll() leaves out a `queue_fd` that is none.
 void Proxy::block(uint64_t at_most_ns, int queue_fd) {
-  blocked_.store(true, std::memory_order_seq_cst);
+  blocked_.store(true, std::memory_order_seq_cst);  // before attend() loads
+  if (settings_.lookout) settings_.lookout->attend();
   std::array<pollfd, 2> wait{{{wake_fd_.get(), POLLIN, 0}, {queue_fd, POLLIN, 0}}};
   const timespec limit{0, static_cast<long>(at_most_ns)};
   if (::ppoll(wait.data(), wait.size(), &limit, nullptr) > 0 && wait[0].revents != 0) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "fabric.h"
 #include "idle.h"
 #include "link.h"
+#include "lookout.h"
 #include "nic_ledger.h"
 #include "ring.h"
 #include "stripes.h"
@@ -32,6 +34,7 @@ struct ProxySettings {
   uint64_t connections = DeviceLimits::kNone;  // that there is room for
   std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
   const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
+  std::shared_ptr<Lookout> lookout;  // without one blocked proxies look at their rings themselves
   std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the others stand by,
   uint32_t stripes = 1;          // or it stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
@@ -53,7 +56,7 @@ struct Request {
   std::string error;  // answer; empty = done
 };
 
-class Proxy {
+class Proxy final : public Watched {
  public:
   // Starts the thread and waits for its endpoint. `rings` are the session's; this proxy serves
   // those with index % proxies == index. Throws NativeError.
@@ -76,6 +79,7 @@ class Proxy {
   // call; after two it has also acted on it.
   bool pass(uint64_t timeout_ns, uint64_t turns = 1) const;
   void wake() const;
+  Seen wake_for_commands() const override;  // by the lookout, while the thread lives
 
   // Odd from a turn's begin on, until one ends that found no completion.
   uint64_t settle_mark() const { return settle_.load(std::memory_order_acquire); }
@@ -99,6 +103,11 @@ class Proxy {
   NicShare* share() const { return settings_.share.get(); }
   const ProxyCount& count() const { return count_; }
   const std::vector<DestinationCount>& destinations() const { return destinations_; }
+
+  // A blocked proxy looks again by itself: where nobody else looks at its rings and queue, and
+  // where others would wake it.
+  static constexpr uint64_t kLookNs = 2'000'000;
+  static constexpr uint64_t kWatchedNs = 30'000'000;
 
  private:
   template <class Remote>

@@ -1,6 +1,6 @@
 // One ring as its proxy sees it: takes each command once, holds it until it is posted, and retires
-// tickets in order. Only its proxy calls it, but for taken(), retired() and idle(), which other
-// proxies look at.
+// tickets in order. Only its proxy calls it, but for taken(), retired(), idle() and visible(),
+// which other threads look at.
 #pragma once
 
 #include <epfabric/fifo.h>
@@ -49,10 +49,10 @@ class Ring {
   // Nothing outstanding and nothing visible. Exact when the producer has stopped pushing.
   bool idle() const {
     const uint64_t taken = this->taken();  // partner: the proxy's stores in finish() and retire()
-    if (retired() != taken) return false;
-    Slot ignored;
-    return !Consumer{consumer_.slots, taken, depth_}.peek(0, ignored);
+    return retired() == taken && !visible_at(taken);
   }
+  // A command is there that was not taken yet.
+  bool visible() const { return visible_at(taken()); }
 
   // Takes the next command if there is one; refused ones are passed over, at most `budget` of them.
   // True when the ring now holds a command. The slot is read once, here.
@@ -195,6 +195,11 @@ class Ring {
   }
 
  private:
+  bool visible_at(uint64_t ticket) const {
+    Slot ignored;
+    return Consumer{consumer_.slots, ticket, depth_}.peek(0, ignored);
+  }
+
   struct Entry {
     uint32_t parts = 0;  // completions still to come
     Op op = Op::kInvalid;

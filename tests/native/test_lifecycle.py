@@ -82,13 +82,16 @@ def test_failed_openings_leave_nothing() -> None:
     core.close()
 
 
-def test_a_core_that_is_dropped_without_close_ends_its_threads() -> None:
+@pytest.mark.parametrize(("provider", "lookouts"), [("tcp;ofi_rxm", 0), ("", 1)])
+def test_a_core_that_is_dropped_without_close_ends_its_threads(
+    provider: str, lookouts: int
+) -> None:
     before = threads()
-    core = _native.Core(address="127.0.1.1")
+    core = _native.Core(address="127.0.1.1" if provider else "", provider=provider)
     session = session_of(core, 0)
     core.open_epoch(1, 1, [session], [], 0, [[0]], 1000)
     core.start_epoch(1)
-    assert threads() == before + 2
+    assert threads() == before + 2 + lookouts
     del core
     del session
     until(lambda: threads() == before, "the proxies to end", 10)
