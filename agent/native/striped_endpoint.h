@@ -99,6 +99,7 @@ class StripedEndpoint {
     size_t lines;                // the peer's
     std::string fault{};
     std::string broken{};   // why lines are out
+    bool begun = false;     // it was met once, over all lines
     bool shut = false;      // it has a fault, or has to break before more is posted
     bool severing = false;  // all lines, until they are made anew
     Told own{};             // with immediates of the peer that came by each line
@@ -218,7 +219,10 @@ void StripedEndpoint<E>::meet() {
   lines_[meeting_].meet();
   meeting_ = meeting_ + 1 < lines_.size() ? meeting_ + 1 : 0;
   if constexpr (Mending<E>) {
-    for (Peer& peer : peers_) join(peer);
+    for (PeerIndex index = 0; index < peers_.size(); ++index) {
+      peers_[index].begun = peers_[index].begun || met(index);
+      join(peers_[index]);
+    }
   }
 }
 

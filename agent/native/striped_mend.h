@@ -176,7 +176,7 @@ void StripedEndpoint<E>::look_for_faults()
     peer.given_up = found;
     const std::string why = why_given_up(peer);
     detail::add_reason(peer.broken, why);
-    if (found == peer.all() || (peer.own.era == 0 && !met(index))) peer.fault = why;
+    if (found == peer.all() || (peer.own.era == 0 && !peer.begun)) peer.fault = why;
     if (peer.fault.empty() && (fresh & up) == 0) continue;
     broken_.push_back(index);
     peer.shut = true;

@@ -1,5 +1,6 @@
 // One step of a modelled protocol, by name: what an explorer finds and a replay does. Printed and
-// read back as `verb end index`, so that a counterexample can be kept as text.
+// read back as `verb end index`, with the line behind its end, so that a counterexample can be kept
+// as text.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ enum class Verb : uint8_t {
   kGiveUp,    // the same, since the peer does not answer
   kGreet,     // it sends a greeting
   kHear,      // greeting no. `index` of those on their way to it arrives
+  kKill,      // its connection breaks here for good, and nothing gets through any more
   // Of nodes that meet in barriers:
   kEnter,  // its ranks have entered
   kSend,   // it sends what is due
@@ -33,13 +35,14 @@ enum class Verb : uint8_t {
 };
 
 inline constexpr const char* kVerbs[] = {
-    "push",  "turn", "store", "answer", "complete", "announce", "late", "break", "give-up",
-    "greet", "hear", "enter", "send",   "take",     "leave",    "mask", "lose"};
+    "push",  "turn", "store", "answer", "complete", "announce", "late",  "break", "give-up",
+    "greet", "hear", "kill",  "enter",  "send",     "take",     "leave", "mask",  "lose"};
 
 struct Action {
   Verb verb = Verb::kTurn;
   uint8_t end = 0;
   uint8_t index = 0;
+  uint8_t line = 0;  // of a link over several
   bool operator==(const Action&) const = default;
 };
 using Trace = std::vector<Action>;
@@ -49,8 +52,9 @@ inline std::string text_of(const Trace& trace) {
   for (const Action& action : trace) {
     out += out.empty() ? "" : ", ";
     out += kVerbs[static_cast<size_t>(action.verb)];
+    out += std::string(" ") + static_cast<char>('a' + action.end);
     out +=
-        std::string(" ") + static_cast<char>('a' + action.end) + " " + std::to_string(action.index);
+        (action.line > 0 ? std::to_string(action.line) : "") + " " + std::to_string(action.index);
   }
   return out;
 }
@@ -64,12 +68,13 @@ inline std::optional<Trace> trace_of(const std::string& text) {
     std::string verb, end, rest;
     unsigned index = 0;
     if (!(words >> verb >> end >> index) || words >> rest || index > 255) return {};
-    if (end.size() != 1 || end[0] < 'a' || end[0] > 'd') return {};
+    const char line = end.size() == 2 ? end[1] : '0';
+    if (end.size() > 2 || end[0] < 'a' || end[0] > 'd' || line < '0' || line > '9') return {};
     size_t at = 0;
     while (at <= static_cast<size_t>(Verb::kLast) && verb != kVerbs[at]) ++at;
     if (at > static_cast<size_t>(Verb::kLast)) return {};
-    out.push_back(
-        {static_cast<Verb>(at), static_cast<uint8_t>(end[0] - 'a'), static_cast<uint8_t>(index)});
+    out.push_back({static_cast<Verb>(at), static_cast<uint8_t>(end[0] - 'a'),
+                   static_cast<uint8_t>(index), static_cast<uint8_t>(line - '0')});
   }
   return out;
 }

@@ -56,6 +56,7 @@ class Replay {
   // Does what can be done of it; what is wrong from then on, or "".
   const std::string& step(const Action& action) {
     Pod& pod = pods_[action.end];
+    if constexpr (requires { network.choose(action); }) network.choose(action);
     if (action.verb == Verb::kPush) {
       const bool posted = session(action.end).rings()[0]->taken() == pod.producer.head;
       if (posted && pod.pushed < courses_[action.end].size()) push(action.end);
@@ -79,6 +80,11 @@ class Replay {
         return false;
     }
     return true;
+  }
+
+  bool worn() const {
+    if constexpr (requires { network.worn(); }) return network.worn();
+    return false;
   }
 
   // What pods see, and what the network says of its ends.
@@ -157,6 +163,7 @@ class Replay {
     }
     const auto settled = [&] {
       bool all = group_.inflight(0) + group_.inflight(1) == 0;
+      if constexpr (requires { network.settled(); }) all = all && network.settled();
       for (size_t e = 0; e < 2; ++e)
         all =
             all && *pods_[e].completed == pods_[e].producer.head && *pods_[e].signal == signals[e];

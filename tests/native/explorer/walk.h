@@ -66,7 +66,7 @@ class Walker {
   Walked walk(size_t steps) {
     const double begin = now_seconds();
     while (out_.fault.empty() && out_.steps < steps && out_.covered < explored_.edges()) {
-      if (out_.walks % kWalks == 0) {
+      if (out_.walks % kWalks == 0 || worn(*real_)) {
         real_.reset();
         real_ = make_();
       } else {
@@ -80,6 +80,12 @@ class Walker {
   }
 
  private:
+  // Whether it cannot come back to where it was at first.
+  template <class Real>
+  static bool worn(const Real& real) {
+    if constexpr (requires { real.worn(); }) return real.worn();
+    return false;
+  }
   static constexpr size_t kDawdle = 100;
   static constexpr size_t kWalks = 32;  // by the same Real
 
