@@ -1,5 +1,6 @@
 // What the pods of two ends push, and what both models and replays say of it. A course is a word:
-// W is a WRITE, S a WRITE with a signal, N a signal alone, D a DRAIN, one after another.
+// W is a WRITE, S a WRITE with a signal, N a signal alone, A an ADD to a word, D a DRAIN, one after
+// another.
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@ using Courses = std::array<std::string_view, 2>;  // by end
 
 constexpr bool has_bytes(char command) { return command == 'W' || command == 'S'; }
 constexpr bool has_signal(char command) { return command == 'S' || command == 'N'; }
+constexpr bool has_record(char command) { return has_signal(command) || command == 'A'; }
 
 enum class Place : uint8_t {
   kEmpty,
@@ -31,6 +33,7 @@ enum class Fault : uint8_t {
   kOutOfOrder,
   kCount,
   kValue,
+  kApplied,
 };
 inline constexpr const char* kFaults[] = {
     nullptr,
@@ -40,12 +43,14 @@ inline constexpr const char* kFaults[] = {
     "a record came out of order",
     "something was told taken that was never sent",
     "a signal word has a value that nobody gave it",
+    "an ATOMIC was applied that was not asked for, or once more",
 };
 constexpr const char* text_of(Fault fault) { return kFaults[static_cast<size_t>(fault)]; }
 
 // What stands in the memory of one end's pod: the other one's writes.
 struct Places {
   std::array<Place, kMostCommands> at{};
+  uint8_t applied = 0;  // ATOMICs
 
   // The first `count` commands of `course` are known to be there.
   Fault take(std::string_view course, size_t count) {
@@ -69,6 +74,7 @@ inline std::string visible_of(size_t signals, size_t completed, const Places& pl
   std::string out =
       std::to_string(signals) + " signals, " + std::to_string(completed) + " completed, places ";
   for (const Place place : places.at) out += ".tX"[static_cast<size_t>(place)];
+  out += " " + std::to_string(places.applied) + " applied";
   return out + "; ";
 }
 

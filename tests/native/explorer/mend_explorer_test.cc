@@ -82,6 +82,8 @@ TEST_CASE("a connection that breaks anywhere loses, repeats and delays nothing, 
                                 {"mending WS, 2 breaks", {{"WS", ""}, 2}},
                                 {"mending WSD, 1 break", {{"WSD", ""}, 1}},
                                 {"mending SS, 1 break", {{"SS", ""}, 1}},
+                                {"mending WA, 1 break", {{"WA", ""}, 1}},
+                                {"mending AS, 1 break", {{"AS", ""}, 1}},
                                 {"mending S beside S, 1 break", {{"S", "S"}, 1}},
                                 {"mending WS beside S, 1 break", {{"WS", "S"}, 1}}};
   for (const Instance& instance : instances) {

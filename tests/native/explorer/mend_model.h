@@ -9,66 +9,18 @@
 #include <string>
 
 #include "action.h"
-#include "course.h"
+#include "mend_state.h"
 
 namespace epfabric::test {
 
-// One thing that the protocol rests on, left out.
-enum class MendFlaw : uint8_t {
-  kNone,
-  kNothingKnown,   // all is sent again, whatever the peer has taken
-  kWritesAgain,    // writes are sent again although a record behind them was taken
-  kNothingAgain,   // what failed counts as done
-  kAnyGeneration,  // greetings of older connections count
-  kUnpolled,       // what the old connection brought is not polled before the next one is made
-  kLateOnes,       // the old connection's packets arrive beside the next one
-  kCount,
-};
-
 struct MendModel {
-  enum class Op : uint8_t { kNone, kFlying, kDone, kAnswered, kFailing, kLost, kCompleted };
-  enum class Mend : uint8_t { kWhole, kBroken, kMeeting };
-  struct Greeting {
-    uint8_t generation, seen, acknowledged, taken;
-    bool operator==(const Greeting&) const = default;
-  };
-  static constexpr uint8_t kMail = 2;
-  static constexpr uint8_t kMostRecords = 2 * kMostCommands + 1;  // more come by a flaw alone
-  static constexpr uint8_t kQueue = kMostRecords + kMostCommands + 1;
-  // What stands in a completion queue: what it is, and the command that it is about.
-  enum Entry : uint8_t { kOk = 0x00, kFail = 0x10, kRecord = 0x20, kEnded = 0x30 };
-
-  struct End {
-    uint8_t pushed = 0;
-    bool held = false;  // the last one is not posted yet
-    std::array<Op, kMostCommands> ops{};
-    std::array<uint8_t, kMostCommands> consumed{};  // what their records say was taken
-    Places places;
-    uint8_t taken = 0;       // records
-    uint8_t told = 0;        // of these, when the connection was made
-    uint8_t heard = 0;       // what the peer told
-    uint8_t proven = 0;      // records that the peer is known to have taken
-    uint8_t generation = 1;  // three as verbs_greeting.h has them
-    uint8_t seen = 1;
-    uint8_t acknowledged = 1;
-    bool failed = false, noticed = true, ending = false, drained = false;
-    Mend mend = Mend::kWhole;
-    uint8_t queued = 0;
-    std::array<uint8_t, kQueue> queue{};
-    uint8_t late = 0;
-    std::array<uint8_t, kMostCommands> lates{};
-    uint8_t mails = 0;
-    std::array<Greeting, kMail> mail{};
-    bool operator==(const End&) const = default;
-
-    bool met() const { return seen != 0 && acknowledged == generation; }
-    bool flies(size_t i) const { return ops[i] == Op::kFlying || ops[i] == Op::kDone; }
-  };
-  struct State {
-    std::array<End, 2> ends;
-    uint8_t breaks = 0;
-    Fault fault = Fault::kNone;
-  };
+  using State = MendState;
+  using End = State::End;
+  using Op = State::Op;
+  using Mend = State::Mend;
+  using Greeting = State::Greeting;
+  static constexpr uint8_t kMail = State::kMail, kMostRecords = State::kMostRecords,
+                           kOps = State::kOps, kAnswer = State::kAnswer;
 
   Courses courses;
   uint8_t breaks = 1;
@@ -89,9 +41,11 @@ struct MendModel {
           end.mend != Mend::kWhole || end.queued != 0 || end.late != 0)
         return false;
       for (size_t i = 0; i < courses[e].size(); ++i) {
-        if (end.ops[i] != Op::kCompleted) return false;
+        if (!complete(end, e, i) || end.ops[i] != Op::kCompleted) return false;
       }
-      if (other.taken != records(e) || !other.places.all_taken(courses[e])) return false;
+      if (end.owes || end.ops[kAnswer] != (answers_one(e) ? Op::kCompleted : Op::kNone) ||
+          other.taken != records(e) || !other.places.all_taken(courses[e]))
+        return false;
     }
     return state.ends[0].generation == state.ends[1].generation;
   }
@@ -102,10 +56,10 @@ struct MendModel {
     for (size_t e = 0; e < 2; ++e) {
       const End& end = state.ends[e];
       size_t completed = 0;
-      while (completed < courses[e].size() && end.ops[completed] == Op::kCompleted) ++completed;
-      out += visible_of(end.taken, completed, end.places) + std::to_string(end.generation) + " " +
-             std::to_string(end.seen) + " " + std::to_string(end.acknowledged) +
-             (end.failed ? " failed; " : " whole; ");
+      while (completed < courses[e].size() && complete(end, e, completed)) ++completed;
+      out += visible_of(signals(e, end.taken), completed, end.places) +
+             std::to_string(end.generation) + " " + std::to_string(end.seen) + " " +
+             std::to_string(end.acknowledged) + (end.failed ? " failed; " : " whole; ");
     }
     return out;
   }
@@ -116,10 +70,9 @@ struct MendModel {
       if (end.pushed < courses[e].size() && !end.held) out.push_back({Verb::kPush, e, 0});
       out.push_back({Verb::kTurn, e, 0});
       uint8_t undone = 0;
-      for (size_t i = 0; i < courses[e].size(); ++i) undone += end.ops[i] == Op::kFlying;
+      for (const Op op : end.ops) undone += op == Op::kFlying;
       if (answers(end, other) && undone > 0) out.push_back({Verb::kStore, e, 0});
-      if (!end.failed && first_flight(e, end) < kMostCommands &&
-          end.ops[first_flight(e, end)] == Op::kDone)
+      if (!end.failed && first_flight(end) < kOps && end.ops[first_flight(end)] == Op::kDone)
         out.push_back({Verb::kAnswer, e, 0});
       if (end.late > 0) out.push_back({Verb::kLate, e, 0});
       const uint8_t under_way = reaches(end, other) ? undone : 0;
@@ -145,7 +98,7 @@ struct MendModel {
         turn(state, action.end);
         break;
       case Verb::kStore:
-        for (uint8_t i = 0; i < kMostCommands; ++i) {
+        for (uint8_t i = 0; i < kOps; ++i) {
           if (end.ops[i] != Op::kFlying) continue;
           arrive(state, action.end, i);
           end.ops[i] = Op::kDone;
@@ -153,9 +106,9 @@ struct MendModel {
         }
         break;
       case Verb::kAnswer: {
-        const size_t first = first_flight(action.end, end);
+        const size_t first = first_flight(end);
         end.ops[first] = Op::kAnswered;
-        end.queue[end.queued++] = static_cast<uint8_t>(kOk | first);
+        end.queue[end.queued++] = static_cast<uint8_t>(State::kOk | first);
         break;
       }
       case Verb::kLate: {
@@ -184,18 +137,34 @@ struct MendModel {
   }
 
  private:
+  char command(size_t e, size_t i) const { return i == kAnswer ? 'a' : courses[e][i]; }
+  bool is_record(size_t e, size_t i) const { return i == kAnswer || has_record(courses[e][i]); }
+  bool answers_one(size_t e) const { return courses[1 - e].find('A') != std::string_view::npos; }
   uint8_t records(size_t e) const {
-    return static_cast<uint8_t>(std::count_if(courses[e].begin(), courses[e].end(), has_signal));
+    return static_cast<uint8_t>(record_of(e, courses[e].size()) + (answers_one(e) ? 1 : 0));
   }
   // How many records stand before command i.
   uint8_t record_of(size_t e, size_t i) const {
+    if (i == kAnswer) return 0;
     return static_cast<uint8_t>(
-        std::count_if(courses[e].begin(), courses[e].begin() + static_cast<long>(i), has_signal));
+        std::count_if(courses[e].begin(), courses[e].begin() + static_cast<long>(i), has_record));
   }
-  size_t first_flight(size_t e, const End& end) const {
+  // Among the first records that end e took.
+  size_t signals(size_t e, uint8_t taken) const {
+    size_t out = 0;
+    for (const char each : courses[1 - e]) {
+      if (has_record(each) && taken-- == 0) break;
+      out += has_signal(each) ? 1 : 0;
+    }
+    return out;
+  }
+  bool complete(const End& end, size_t e, size_t i) const {
+    return courses[e][i] == 'A' ? end.answered : end.ops[i] == Op::kCompleted;
+  }
+  static size_t first_flight(const End& end) {
     size_t i = 0;
-    while (i < courses[e].size() && !end.flies(i)) ++i;
-    return i < courses[e].size() ? i : kMostCommands;
+    while (i < kOps && !end.flies(i)) ++i;
+    return i;
   }
   // Whether what this end sent reaches the peer's end of the same connection.
   static bool reaches(const End& end, const End& other) {
@@ -213,14 +182,14 @@ struct MendModel {
   // then.
   void arrive(State& state, uint8_t from, uint8_t i, bool late = false) const {
     End &end = state.ends[from], &other = state.ends[1 - from];
-    if (has_bytes(courses[from][i])) {
+    if (has_bytes(command(from, i))) {
       if (other.places.at[i] == Place::kTaken) wrong(state, Fault::kAgain);
       if (!late && end.ops[i] == Op::kCompleted) wrong(state, Fault::kSource);
       if (other.places.at[i] == Place::kEmpty) other.places.at[i] = Place::kThere;
     }
-    if (!has_signal(courses[from][i])) return;
+    if (!is_record(from, i)) return;
     if (other.queued < kMostRecords)
-      other.queue[other.queued++] = static_cast<uint8_t>(kRecord | i);
+      other.queue[other.queued++] = static_cast<uint8_t>(State::kRecord | i);
   }
 
   // All that is under way fails; the first `arriving` of what is not done arrive later.
@@ -228,14 +197,14 @@ struct MendModel {
     end.failed = true;
     end.noticed = false;
     end.acknowledged = 0;
-    for (uint8_t i = 0; i < kMostCommands; ++i) {
+    for (uint8_t i = 0; i < kOps; ++i) {
       if (!end.flies(i)) continue;
-      if (end.ops[i] == Op::kFlying && arriving > 0 && other.late < kMostCommands) {
+      if (end.ops[i] == Op::kFlying && arriving > 0 && other.late < kOps) {
         arriving -= 1;
         other.lates[other.late++] = i;
       }
       end.ops[i] = Op::kFailing;
-      end.queue[end.queued++] = static_cast<uint8_t>(kFail | i);
+      end.queue[end.queued++] = static_cast<uint8_t>(State::kFail | i);
     }
   }
 
@@ -274,6 +243,7 @@ struct MendModel {
 
   void turn(State& state, uint8_t e) const {
     End& end = state.ends[e];
+    if (end.owes) answer(state, e);
     if (end.held && end.mend == Mend::kWhole && end.met() && !end.failed) {
       post(state, e, end.pushed - 1u);
       end.held = false;
@@ -295,7 +265,8 @@ struct MendModel {
   // The peer says that it took so many records.
   void acknowledge(State& state, uint8_t e, uint8_t count) const {
     End& end = state.ends[e];
-    const uint8_t posted = record_of(e, end.pushed - (end.held ? 1u : 0u));
+    const auto posted =
+        record_of(e, end.pushed - (end.held ? 1u : 0u)) + (end.ops[kAnswer] != Op::kNone ? 1 : 0);
     if (count < end.proven || count > posted) return wrong(state, Fault::kCount);
     end.proven = count;
   }
@@ -307,27 +278,43 @@ struct MendModel {
     end.queue[--end.queued] = 0;
     const uint8_t i = entry & 0xf;
     switch (entry & 0xf0) {
-      case kOk:
-        return complete(state, e, i);
-      case kFail:
+      case State::kOk:
+        return completed(state, e, i);
+      case State::kFail:
         end.ops[i] = Op::kLost;
         return;
-      case kEnded:
+      case State::kEnded:
         end.drained = true;
         return;
       default:
         if (record_of(1u - e, i) != end.taken) return wrong(state, Fault::kOutOfOrder);
         end.taken += 1;
         acknowledge(state, e, state.ends[1 - e].consumed[i]);
+        if (i == kAnswer) {
+          end.answered = true;
+          return note_drained(state, e);
+        }
         wrong(state, end.places.take(courses[1u - e], i + 1u));
+        if (courses[1u - e][i] != 'A') return;
+        if (++end.places.applied > 1) wrong(state, Fault::kApplied);
+        answer(state, e);
     }
+  }
+  // At once if it can be posted, or else in a later turn.
+  static void answer(State& state, uint8_t e) {
+    End& end = state.ends[e];
+    end.owes = end.mend != Mend::kWhole || !end.met() || end.failed;
+    if (!end.owes) post(state, e, kAnswer);
   }
 
   // A DRAIN completes for its pod when all before it has.
-  void complete(State& state, uint8_t e, uint8_t i) const {
+  void completed(State& state, uint8_t e, uint8_t i) const {
     state.ends[e].ops[i] = Op::kCompleted;
+    note_drained(state, e);
+  }
+  void note_drained(State& state, uint8_t e) const {
     for (size_t n = 0; n < courses[e].size(); ++n) {
-      if (state.ends[e].ops[n] != Op::kCompleted) return;
+      if (!complete(state.ends[e], e, n)) return;
       if (courses[e][n] == 'D') wrong(state, state.ends[1 - e].places.take(courses[e], n));
     }
   }
@@ -339,11 +326,11 @@ struct MendModel {
         end.late = 0;
         end.lates = {};
       }
-      end.queue[end.queued++] = kEnded;
+      end.queue[end.queued++] = State::kEnded;
     }
     const auto last = end.queue.begin() + end.queued;
-    const bool own =
-        std::any_of(end.queue.begin(), last, [](uint8_t entry) { return (entry & 0xf0) <= kFail; });
+    const bool own = std::any_of(end.queue.begin(), last,
+                                 [](uint8_t entry) { return (entry & 0xf0) <= State::kFail; });
     if (end.seen != 0 && !end.drained && (flaw != MendFlaw::kUnpolled || own)) return;
     end.queued = 0;
     end.queue = {};
@@ -358,11 +345,11 @@ struct MendModel {
     End& end = state.ends[e];
     acknowledge(state, e, end.heard);
     bool taken = false;
-    for (size_t i = courses[e].size(); i-- > 0;) {
+    for (uint8_t i = kOps; i-- > 0;) {
       if (end.ops[i] != Op::kLost) continue;
-      const bool record = has_signal(courses[e][i]);
+      const bool record = is_record(e, i);
       taken = taken || (record && record_of(e, i) < end.proven);
-      bool known = taken && (record || courses[e][i] == 'W');
+      bool known = taken && (record || command(e, i) == 'W');
       if (flaw == MendFlaw::kNothingKnown) known = false;
       if (flaw == MendFlaw::kWritesAgain && !record) known = false;
       if (flaw == MendFlaw::kNothingAgain) known = true;
@@ -372,8 +359,8 @@ struct MendModel {
         post(state, e, i);
       }
     }
-    for (uint8_t i = 0; i < courses[e].size(); ++i) {
-      if (end.ops[i] == Op::kAnswered) complete(state, e, i);
+    for (uint8_t i = 0; i < kOps; ++i) {
+      if (end.ops[i] == Op::kAnswered) completed(state, e, i);
     }
     end.mend = Mend::kWhole;
   }

@@ -46,6 +46,7 @@ class Replay {
       Pod& pod = pods_[e];
       pod.first_completed = *pod.completed;
       pod.first_signal = *pod.signal;
+      pod.first_word = *word(e);
       pod.pushed = pod.seen_completed = 0;
       pod.seen_signals = 0;
       pod.places = {};
@@ -76,6 +77,7 @@ class Replay {
     for (size_t e = 0; e < 2; ++e) {
       if (pods_[e].pushed != courses_[e].size() || pods_[e].seen_completed != courses_[e].size() ||
           pods_[1 - e].seen_signals != signals_before(e, courses_[e].size()) ||
+          pods_[1 - e].places.applied != atomics_before(e, courses_[e].size()) ||
           !pods_[1 - e].places.all_taken(courses_[e]))
         return false;
     }
@@ -102,11 +104,12 @@ class Replay {
 
  private:
   static constexpr uint32_t kDepth = 64;
+  static constexpr size_t kWordAt = 5 * kMostCommands;
   struct Pod {
     Producer producer;
     const uint64_t* completed;
     const uint64_t* signal;  // of the other one's ring
-    uint64_t first_completed, first_signal;
+    uint64_t first_completed, first_signal, first_word;
     size_t pushed, seen_completed, seen_signals;
     Places places;
   };
@@ -127,6 +130,8 @@ class Replay {
   // neighbours, so that nothing is joined.
   Unit* destination(size_t e, size_t i) { return unit(e, 2 * i); }
   Unit* source(size_t e, size_t i) { return unit(e, 2 * (kMostCommands + i)); }
+  // What the other end's ADDs add to.
+  uint64_t* word(size_t e) { return reinterpret_cast<uint64_t*>(unit(e, kWordAt)); }
   Unit empty() const { return {walk_, 0}; }
   Unit bytes(size_t i) const { return {walk_, i + 1}; }
   Unit used_again(size_t i) const { return {walk_, ~i}; }
@@ -144,6 +149,8 @@ class Replay {
       pack_write({to, from, at, 1, 0, has_signal(command) ? 1u : 0u}, slot);
     } else if (has_signal(command)) {
       pack_signal(to, 0, 1, slot);
+    } else if (command == 'A') {
+      pack_atomic(Op::kAdd, to, kWordAt * kUnitBytes / kWordBytes, 1, slot);
     }
     if (!pod.producer.try_push(&slot, 1)) return wrong("a ring is full");
     pod.pushed += 1;
@@ -178,6 +185,10 @@ class Replay {
     const auto first = courses_[e].begin();
     return static_cast<size_t>(std::count_if(first, first + static_cast<long>(count), has_signal));
   }
+  size_t atomics_before(size_t e, size_t count) const {
+    const auto first = courses_[e].begin();
+    return static_cast<size_t>(std::count(first, first + static_cast<long>(count), 'A'));
+  }
   void wrong(const std::string& what) {
     if (fault_.empty()) fault_ = what;
   }
@@ -189,6 +200,7 @@ class Replay {
     if (const std::string failure = group_.failure(); !failure.empty()) wrong(failure);
     for (size_t e = 0; e < 2; ++e) look_at_places(e);
     for (size_t e = 0; e < 2; ++e) look_at_signals(e);
+    for (size_t e = 0; e < 2; ++e) look_at_word(e);
     for (size_t e = 0; e < 2; ++e) look_at_completed(e);
   }
   // In the memory of end e.
@@ -224,7 +236,21 @@ class Replay {
     while (signals_before(1 - e, count) < now && count < course.size()) ++count;
     take(e, count);
   }
-  // The source is the pod's again; of a DRAIN, what it covers is known to be there.
+  // One that was applied says that what was before it is there.
+  void look_at_word(size_t e) {
+    Pod& pod = pods_[e];
+    const uint64_t now = platform::load_acquire(word(e)) - pod.first_word;
+    if (now == pod.places.applied) return;
+    const std::string_view course = courses_[1 - e];
+    if (now < pod.places.applied || now > atomics_before(1 - e, pods_[1 - e].pushed))
+      return wrong(Fault::kApplied);
+    pod.places.applied = static_cast<uint8_t>(now);
+    size_t count = 0;
+    while (atomics_before(1 - e, count) < now && count < course.size()) ++count;
+    take(e, count);
+  }
+  // The source is the pod's again; of a DRAIN, what it covers is known to be there; an
+  // ATOMIC was applied.
   void look_at_completed(size_t e) {
     Pod& pod = pods_[e];
     const uint64_t now = platform::load_acquire(pod.completed) - pod.first_completed;
@@ -233,6 +259,8 @@ class Replay {
       const size_t i = pod.seen_completed;
       if (has_bytes(courses_[e][i])) *source(e, i) = {~uint64_t{0}, ~uint64_t{0}};
       if (courses_[e][i] == 'D') take(1 - e, i);
+      if (courses_[e][i] == 'A' && pods_[1 - e].places.applied < atomics_before(e, i + 1))
+        wrong(Fault::kApplied);
     }
   }
 
