@@ -266,16 +266,18 @@ Seen Proxy::wake_for_commands() const {
 }
 
 // poll() leaves out a `queue_fd` that is none.
-void Proxy::block(uint64_t at_most_ns, int queue_fd) {
+bool Proxy::block(uint64_t at_most_ns, int queue_fd) {
   blocked_.store(true, std::memory_order_seq_cst);  // before attend() loads
   if (settings_.lookout) settings_.lookout->attend();
   std::array<pollfd, 2> wait{{{wake_fd_.get(), POLLIN, 0}, {queue_fd, POLLIN, 0}}};
   const timespec limit{0, static_cast<long>(at_most_ns)};
-  if (::ppoll(wait.data(), wait.size(), &limit, nullptr) > 0 && wait[0].revents != 0) {
+  const bool woken = ::ppoll(wait.data(), wait.size(), &limit, nullptr) > 0 && wait[0].revents != 0;
+  if (woken) {
     uint64_t ignored;
     (void)!::read(wake_fd_.get(), &ignored, sizeof(ignored));
   }
   blocked_.store(false, std::memory_order_seq_cst);
+  return woken;
 }
 
 }  // namespace epfabric::agent

@@ -123,7 +123,8 @@ class Proxy final : public Watched {
   void end();
   Request* pending_request();
   void answer();
-  void block(uint64_t at_most_ns, int queue_fd);
+  // Whether it was woken.
+  bool block(uint64_t at_most_ns, int queue_fd);
 
   const uint32_t index_;
   const uint32_t proxies_;

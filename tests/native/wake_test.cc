@@ -34,10 +34,7 @@ namespace epfabric::agent {
 
 template <>
 void Loop<RemoteTransport<BlockingEnd>>::turn() {
-  const uint64_t begin_ns = platform::clock_ns();
-  proxy_.block(kBlockNs, kNoWaitFd);
-  // One that was woken may be late, and blocks once more.
-  woken = platform::clock_ns() - begin_ns < kBlockNs;
+  woken = proxy_.block(kBlockNs, kNoWaitFd);
   blocks += 1;
 }
 
