@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from epfabric import limits, messages
 from epfabric.layout import layout_of
 
-from epfabric_agent.budget import MAILBOX_BYTES, queue_bytes
+from epfabric_agent.budget import mailbox_bytes, queue_bytes
 from epfabric_agent.groups.local_rank import LocalRank, Refusal
 from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
@@ -112,11 +112,12 @@ def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Memory:
     layout = layout_of(settings.rings, settings.fifo.depth, settings.fifo.signals, world)
     grant = services.quota.grant(pod, layout.pod_bytes + layout.agent_bytes)
     # All ranks may be elsewhere; then each proxy has a link to each of them.
-    links = proxies * world
-    endpoint_queues, link_queues = queue_bytes(settings, links, services.lines, services.spares)
-    own_bytes = grant.bytes + proxies * PROXY_BYTES + endpoint_queues
+    lines = services.lines
+    endpoint_queues, link_queues = queue_bytes(settings, proxies * world, lines, services.spares)
+    endpoint_boxes, link_boxes = mailbox_bytes(settings, world, lines)
+    own_bytes = grant.bytes + proxies * PROXY_BYTES + endpoint_queues + endpoint_boxes
     try:
-        opening, linking = services.room.take(own_bytes, links * MAILBOX_BYTES + link_queues)
+        opening, linking = services.room.take(own_bytes, link_boxes + link_queues)
         memory = Memory(grant, opening, linking)
         try:
             services.quota.open_session(pod)
