@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from epfabric_agent.kube.api import Api, connect
+from epfabric_agent.kube.publish import StatusWriter
+from epfabric_agent.nic.report import NicReport
+from epfabric_agent.runtime import Facts
+from epfabric_agent.topology.cpus import Cpus
+from epfabric_agent.topology.discover import Inventory
+from epfabric_agent.topology.transport import Choice
+from epfabric_crds import names
 from epfabric_crds.definitions import FILES, schema
+from epfabric_crds.node import AgentFacts, Topology
 from harness.cluster import Cluster
 from harness.kubelet.api import ApiError
 
@@ -141,6 +151,47 @@ def test_what_an_object_stands_for_cannot_change(api: Cluster) -> None:
             assert sentence in done.stderr
         finally:
             api.kubectl("delete", kind.lower(), "contract-rules", "-n", "default")
+
+
+class Later:
+    """An agent's API, when the agent is of a later version than the CRDs."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def apply(self, path: str, body: dict[str, Any], manager: str) -> None:
+        body["status"]["ofLaterVersions"] = 1
+        self._api.apply(path, body, manager)
+
+
+def test_a_status_with_a_field_that_the_crd_lacks_is_refused_whole_and_told_of_once(
+    api: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "contract-old"
+    node = {
+        "apiVersion": names.API_VERSION,
+        "kind": "EPFabricNode",
+        "metadata": {"name": name},
+        "spec": {"fabric": "a", "nodeUid": "1"},
+    }
+    inventory = Inventory(Cpus((), {}), Topology(), ())
+    choice = Choice("loopback", "loopback", "chosen")
+    facts = Facts("", choice, inventory, 0, (), False, True, "", NicReport())
+    own = connect(api.kubeconfig)
+    later = StatusWriter(cast(Api, Later(own)), name, AgentFacts())
+    api.objects().apply(node, "contract")
+    try:
+        with caplog.at_level(logging.ERROR, "epfabric_agent.kube.publish"):
+            assert not later.write(facts, "uid", 1)
+            assert not later.write(facts, "uid", 1)
+        (told,) = caplog.messages
+        assert "apply the CRDs of the agent's version" in told
+        assert ".status.ofLaterVersions" in told
+        assert "status" not in api.objects().get("epfabricnode", name)
+        assert StatusWriter(own, name, AgentFacts()).write(facts, "uid", 1)
+        assert api.objects().get("epfabricnode", name)["status"]["conditions"]
+    finally:
+        api.objects().delete("epfabricnode", name)
 
 
 def messages(rule: Mapping[str, Any]) -> Iterator[str]:

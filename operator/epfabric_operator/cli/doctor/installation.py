@@ -34,7 +34,8 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
                 "old-definitions",
                 name,
                 f"the cluster's CRD lacks what this program knows: {some(missing)}",
-                "Helm itself never upgrades CRDs; the API server drops such fields without a word",
+                "Helm itself never upgrades CRDs; the API server refuses agents' statuses "
+                "with such fields, whole",
                 "upgrade the chart with its hooks, or apply the CRDs of the version that runs",
             )
 
