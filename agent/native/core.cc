@@ -170,7 +170,7 @@ void Core::open_epoch(const EpochPlan& plan, const std::vector<std::shared_ptr<S
   }
   try {
     take_links(*epoch);
-  } catch (const NativeError&) {  // its sessions are as they were
+  } catch (...) {  // its sessions are as they were
     remove(epoch);
     throw;
   }

@@ -7,9 +7,11 @@
 #include <thread>
 
 #include "error.h"
+#include "within.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
+using namespace epfabric::test;
 
 namespace {
 
@@ -42,23 +44,24 @@ TEST_CASE("of groups that open at once no two are told of the same room") {
   std::vector<int> by_round(kRounds);
   const auto all_here = [&arrived](int by) {
     arrived += 1;
-    while (arrived < by) std::this_thread::yield();
+    return within([&] { return arrived >= by; });
   };
   const auto open = [&](int own) {
     for (int round = 0; round < kRounds; ++round) {
       NicShare share(ledger, {"b", "a"});
       const NicShare::Wish wish{&share, link_use(6)};
-      all_here((3 * round + 1) * kGroups);
+      if (!all_here((3 * round + 1) * kGroups)) return;
       if (refusal_of({&wish, 1}).empty()) taken += 1;
-      all_here((3 * round + 2) * kGroups);
+      if (!all_here((3 * round + 2) * kGroups)) return;
       if (own == 0) by_round[static_cast<size_t>(round)] = taken.exchange(0);
       share.give_back();
-      all_here((3 * round + 3) * kGroups);
+      if (!all_here((3 * round + 3) * kGroups)) return;
     }
   };
   std::vector<std::thread> groups;
   for (int i = 0; i < kGroups; ++i) groups.emplace_back(open, i);
   for (std::thread& group : groups) group.join();
+  REQUIRE(arrived == 3 * kRounds * kGroups);
   int wrong = 0;
   for (const int each : by_round) wrong += each == 1 ? 0 : 1;
   CHECK(wrong == 0);
