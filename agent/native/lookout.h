@@ -49,7 +49,7 @@ class Lookout {
   uint64_t looks() const { return looks_.get(); }
   uint64_t wakes() const { return wakes_.get(); }
 
-  // With the wake-up a command is taken no later than by a proxy that looks itself every 2 ms.
+  // With the wake-up a command is taken about as late as by a proxy that looks itself every 2 ms.
   static constexpr uint64_t kLookNs = 1'800'000;
 
  private:

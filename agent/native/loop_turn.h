@@ -85,7 +85,7 @@ bool Loop<Remote>::block() {
   if (fd == kPollFirst) return false;
   if (!Remote::kComesUnasked) proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);
   // Of ranks that enter a barrier which a masked rank's proxy leads on, nothing tells.
-  const bool leads_on = delegate_ && epoch_->gone(shape_.rank);
+  const bool leads_on = (delegate_ || rail_) && epoch_->gone(shape_.rank);
   const bool looks = proxy_.settings_.lookout == nullptr || fd == kNoWaitFd || leads_on;
   proxy_.block(looks ? Proxy::kLookNs : Proxy::kWatchedNs, fd);
   return true;
