@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from epfabric_agent._native import Core
 
 # Libraries that libfabric loads would else take over SIGTERM and SIGSEGV when they are loaded.
-MOST_NICS = 8
-"""That a proxy has an endpoint on."""
 QUIET = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 _log = logging.getLogger(__name__)
 
@@ -90,11 +88,9 @@ class CoreEdge:
 
     @property
     def spares(self) -> int:
-        """NICs that stand by for those."""
+        """NICs that stand by for a proxy's own, at most."""
         now = self.settings
-        if now is None or not now.ports or now.nics_per_gpu > 1:
-            return 0
-        return min(len(now.ports), MOST_NICS) - 1
+        return int(now is not None and len(now.ports) > 1 and now.nics_per_gpu == 1)
 
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError where it cannot."""

@@ -21,10 +21,16 @@ NicShares Core::take_endpoints(const SessionSettings& settings) const {
   NicShares out;
   std::vector<NicShare::Wish> wishes;
   for (uint32_t proxy = 0; proxy < settings.cpus.size(); ++proxy) {
-    out.push_back(std::make_shared<NicShare>(nics_, plan.devices_of(proxy), plan.linked()));
+    out.push_back(std::make_shared<NicShare>(nics_, plan.devices_of(proxy)));
     wishes.push_back({out.back().get(), endpoint_use(0)});
   }
   NicShare::take(wishes, "the endpoints of rank " + std::to_string(settings.shape.rank));
+  // Where NICs have to apply ATOMICs links stay.
+  if (proxy_settings_.atomics == AtomicsWish::kHardware) return out;
+  for (uint32_t proxy = 0; proxy < out.size(); ++proxy) {
+    if (const auto spare = plan.spare_of(proxy))
+      out[proxy]->take_spare(*spare, endpoint_use(uint32_t{kMaxRegions}));
+  }
   return out;
 }
 
@@ -40,7 +46,7 @@ void Core::take_links(const Epoch& epoch) const {
     regions = std::max(regions, session->regions().size());
     for (const auto& proxy : session->proxies()) {
       const uint64_t links = epoch.links(census, local.back(), proxy->index());
-      wishes.push_back({proxy->share(), {}, link_use(links)});
+      wishes.push_back({proxy->share(), link_use(links)});
     }
   }
   const std::string error =

@@ -160,12 +160,13 @@ concept Mending =
 
 // Can be one of several NICs of a StandbyEndpoint. rest(): the peer is not met and told nothing
 // until remake(). heard(): the latest era that it told in a greeting; next_broken() names a resting
-// one that told a later one than before. name() is for messages. Of keys and descriptors it uses
-// the low 32 bits.
+// one that told a later one than before. gone(): the device failed, and all peers have a fault.
+// name() is for messages. Of keys and descriptors it uses the low 32 bits.
 template <class T>
 concept Resting = Mending<T> && requires(T endpoint, PeerIndex peer) {
   { endpoint.rest(peer) };
   { endpoint.heard(peer) } -> std::same_as<uint32_t>;
+  { endpoint.gone() } -> std::same_as<bool>;
   { endpoint.name() } -> std::same_as<std::string>;
 };
 

@@ -13,11 +13,8 @@ NicUses NicLedger::uses() const {
   return used_;
 }
 
-void NicShare::add(NicUses& to, const NicUse& of_each, const NicUse& links) const {
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    to[devices_[i]].add(of_each);
-    if (i < linked_) to[devices_[i]].add(links);
-  }
+void NicShare::add(NicUses& to, const NicUse& of_each) const {
+  for (const std::string& device : devices_) to[device].add(of_each);
 }
 
 void NicShare::take(std::span<const Wish> wishes, const std::string& whose) {
@@ -25,7 +22,7 @@ void NicShare::take(std::span<const Wish> wishes, const std::string& whose) {
   NicLedger& ledger = *wishes.front().share->ledger_;
   const std::lock_guard lock(ledger.mutex_);
   NicUses more;
-  for (const Wish& wish : wishes) wish.share->add(more, wish.of_each, wish.links);
+  for (const Wish& wish : wishes) wish.share->add(more, wish.of_each);
   for (const auto& [device, wanted] : more) {
     const std::string error =
         shortage(device, ledger.limits_.at(device), ledger.used_[device], wanted, whose);
@@ -34,16 +31,35 @@ void NicShare::take(std::span<const Wish> wishes, const std::string& whose) {
   for (const Wish& wish : wishes) {
     if (wish.share->over_) continue;
     wish.share->taken_.add(wish.of_each);
-    wish.share->links_.add(wish.links);
-    wish.share->add(ledger.used_, wish.of_each, wish.links);
+    wish.share->add(ledger.used_, wish.of_each);
+    NicUse also = wish.of_each;
+    also.queue_pairs = 0;  // links have none there
+    for (auto& [device, use] : wish.share->spare_) {
+      use.add(also);
+      ledger.used_[device].add(also);
+    }
   }
+}
+
+void NicShare::take_spare(const std::string& device, const NicUse& use) {
+  const std::lock_guard lock(ledger_->mutex_);
+  NicUse& used = ledger_->used_[device];
+  if (over_ || !shortage(device, ledger_->limits_.at(device), used, use, "").empty()) return;
+  NicUse now = use;
+  now.registrations = endpoint_use(0).registrations;  // regions' are counted when they come
+  used.add(now);
+  spare_[device].add(now);
+}
+
+bool NicShare::has_spare() const {
+  const std::lock_guard lock(ledger_->mutex_);
+  return !spare_.empty();
 }
 
 uint64_t NicShare::links_left() const {
   const std::lock_guard lock(ledger_->mutex_);
   uint64_t out = std::numeric_limits<uint64_t>::max();
-  for (size_t i = 0; i < std::min(linked_, devices_.size()); ++i) {
-    const std::string& device = devices_[i];
+  for (const std::string& device : devices_) {
     out = std::min(
         out, epfabric::agent::links_left(ledger_->limits_.at(device), ledger_->used_[device]));
   }
@@ -54,11 +70,8 @@ void NicShare::give_back() {
   const std::lock_guard lock(ledger_->mutex_);
   if (over_) return;
   over_ = true;
-  for (size_t i = 0; i < devices_.size(); ++i) {
-    NicUse& used = ledger_->used_[devices_[i]];
-    used.remove(taken_);
-    if (i < linked_) used.remove(links_);
-  }
+  for (const std::string& device : devices_) ledger_->used_[device].remove(taken_);
+  for (const auto& [device, use] : spare_) ledger_->used_[device].remove(use);
 }
 
 }  // namespace epfabric::agent

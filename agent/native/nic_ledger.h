@@ -32,24 +32,25 @@ class NicLedger {
   NicUses used_;
 };
 
-// One proxy's, of each device that its endpoint's lines may go over.
+// One proxy's, of each device that its links use, and of the one that stands by.
 class NicShare {
  public:
-  // The links are on the first `linked` of the devices.
-  NicShare(std::shared_ptr<NicLedger> ledger, std::vector<std::string> devices,
-           size_t linked = kMaxLines)
-      : ledger_(std::move(ledger)), devices_(std::move(devices)), linked_(linked) {}
+  NicShare(std::shared_ptr<NicLedger> ledger, std::vector<std::string> devices)
+      : ledger_(std::move(ledger)), devices_(std::move(devices)) {}
   ~NicShare() { give_back(); }
   NicShare(const NicShare&) = delete;
 
   struct Wish {
     NicShare* share;
     NicUse of_each;  // of its devices
-    NicUse links{};  // of those that its links are on, beside
   };
   // All or, where one device lacks room, nothing; then it throws NativeError with the numbers and
   // whose they are. All shares are of one ledger.
   static void take(std::span<const Wish> wishes, const std::string& whose);
+  // Takes an endpoint on this device if all fits that it will ever need; else does without. What is
+  // taken later counts there too, but for links' queue pairs.
+  void take_spare(const std::string& device, const NicUse& use);
+  bool has_spare() const;
   // Of links, before a device is full.
   uint64_t links_left() const;
   // What it stands for is gone. A take() that comes after this leaves nothing taken.
@@ -57,11 +58,11 @@ class NicShare {
 
  private:
   const std::shared_ptr<NicLedger> ledger_;
-  void add(NicUses& to, const NicUse& of_each, const NicUse& links) const;
+  void add(NicUses& to, const NicUse& of_each) const;
 
   const std::vector<std::string> devices_;
-  const size_t linked_;
-  NicUse taken_, links_;  // as in Wish
+  NicUse taken_;  // as in Wish
+  NicUses spare_;
   bool over_ = false;
 };
 using NicShares = std::vector<std::shared_ptr<NicShare>>;  // by proxy

@@ -35,18 +35,18 @@ std::vector<std::string> NicPlan::devices_of(uint32_t proxy) const {
   std::vector<std::string> out;
   if (devices.empty()) return out;
   const auto ports = static_cast<uint32_t>(devices.size());
-  for (const uint32_t port :
-       stripes > 1 ? lines_of(proxy, stripes, ports) : standby_of(proxy, ports))
-    out.push_back(devices[port]);
+  for (const uint32_t port : lines_of(proxy, stripes, ports)) out.push_back(devices[port]);
   return out;
 }
 
-void NicPlan::add(NicUses& to, uint32_t proxy, const NicUse& endpoint, const NicUse& links) const {
-  const auto used = devices_of(proxy);
-  for (size_t i = 0; i < used.size(); ++i) {
-    to[used[i]].add(endpoint);
-    if (i < linked()) to[used[i]].add(links);
-  }
+std::optional<std::string> NicPlan::spare_of(uint32_t proxy) const {
+  const auto port = agent::spare_of(proxy, static_cast<uint32_t>(devices.size()));
+  if (stripes > 1 || !port) return std::nullopt;
+  return devices[*port];
+}
+
+void NicPlan::add(NicUses& to, uint32_t proxy, const NicUse& of_each) const {
+  for (const std::string& device : devices_of(proxy)) to[device].add(of_each);
 }
 
 std::string shortage(const std::string& device, const ibv_device_attr& limits, const NicUse& used,
@@ -77,10 +77,12 @@ uint64_t links_left(const ibv_device_attr& limits, const NicUse& used) {
 std::string shortage(uint32_t world, uint32_t ranks_per_node, uint32_t proxies, uint32_t regions,
                      const NicPlan& plan, const std::map<std::string, ibv_device_attr>& limits) {
   const uint32_t here = std::min(world, ranks_per_node);
+  NicUse of_each = endpoint_use(regions);
+  of_each.add(link_use(world - here));
   NicUses uses;
   for (uint32_t rank = 0; rank < here; ++rank) {
     for (uint32_t proxy = 0; proxy < proxies; ++proxy)  // i to proxy i of each
-      plan.add(uses, proxy, endpoint_use(regions), link_use(world - here));
+      plan.add(uses, proxy, of_each);
   }
   for (const auto& [device, wanted] : uses) {
     const std::string why =

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,17 +35,17 @@ constexpr NicUse endpoint_use(uint32_t regions) { return {1, 1, 1, 1, uint64_t{r
 // Links of an endpoint.
 constexpr NicUse link_use(uint64_t links) { return {links, 0, 0, 0, 0, links}; }
 
-// The ports of an agent's devices, and over how many of them a proxy stripes its links; with 1 all
-// but its own stand by.
+// The ports of an agent's devices, and over how many of them a proxy stripes its links; with 1 one
+// stands by, where it has room.
 struct NicPlan {
   std::span<const std::string> devices;  // by port
   uint32_t stripes = 1;
-  // Of the ports that proxy `proxy` uses, its links' first; none where there is no port.
+  // Of the ports that the links of proxy `proxy` use; none where there is no port.
   std::vector<std::string> devices_of(uint32_t proxy) const;
-  // Of how many of these its links take something.
-  size_t linked() const { return stripes > 1 ? kMaxLines : 1; }
-  // Adds what it takes of each of them, and what its links do.
-  void add(NicUses& to, uint32_t proxy, const NicUse& endpoint, const NicUse& links) const;
+  // Of the one that stands by.
+  std::optional<std::string> spare_of(uint32_t proxy) const;
+  // Adds what it needs of each that its links use.
+  void add(NicUses& to, uint32_t proxy, const NicUse& of_each) const;
 };
 
 // A limit that is counted: as the device calls it, and what it is of.

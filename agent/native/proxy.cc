@@ -124,10 +124,12 @@ void Proxy::serve_remote() {
       lines.lines.push_back(settings_.ports[at]);
     serve<StripedVerbsTransport>(lines);
   } else if (!settings_.ports.empty()) {
-    VerbsStandby standby;
-    for (const uint32_t at : standby_of(index_, static_cast<uint32_t>(settings_.ports.size()))) {
-      standby.lines.push_back(settings_.ports[at]);
-      standby.lines.back().spare = standby.lines.size() > 1;
+    const auto ports = static_cast<uint32_t>(settings_.ports.size());
+    VerbsStandby standby{{settings_.ports[index_ % ports]}};
+    const auto spare = spare_of(index_, ports);
+    if (spare && settings_.share && settings_.share->has_spare()) {
+      standby.lines.push_back(settings_.ports[*spare]);
+      standby.lines.back().spare = true;
     }
     serve<VerbsTransport>(standby);
   } else if (settings_.fabric != nullptr && settings_.fabric->ordered()) {

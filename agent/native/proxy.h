@@ -35,7 +35,7 @@ struct ProxySettings {
   std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
   const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
   std::shared_ptr<Lookout> lookout;  // without one blocked proxies look at their rings themselves
-  std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the others stand by,
+  std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the next stands by,
   uint32_t stripes = 1;          // or it stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
   const char* network() const {

@@ -46,7 +46,8 @@ Session::Session(const SessionSettings& settings, const ProxySettings& proxies,
     : group_(settings.group),
       quota_bytes_(settings.quota_bytes),
       register_ns_(kRegisterNs *
-                   std::max<size_t>(1, std::min<size_t>(proxies.ports.size(), kMaxLines))),
+                   std::max<size_t>(
+                       1, std::min<size_t>(proxies.ports.size(), std::max(2u, proxies.stripes)))),
       network_(proxies.network()),
       atomics_(offer_of(proxies, settings.cpus.size())),
       segments_(made_near(settings.cpus.empty() ? kAnyCpu : settings.cpus[0],

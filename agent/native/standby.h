@@ -2,15 +2,17 @@
 // and nic_room.cc.
 #pragma once
 
+#include <optional>
+
 #include "stripes.h"
 
 namespace epfabric::agent {
 
-// Of `ports`: proxy `proxy`'s own first, then those that stand by.
-inline std::vector<uint32_t> standby_of(uint32_t proxy, uint32_t ports) {
-  std::vector<uint32_t> out(std::min(ports, kMaxLines));
-  for (uint32_t i = 0; i < out.size(); ++i) out[i] = (proxy + i) % ports;
-  return out;
+// The port of `ports` that stands by for proxy `proxy`: the next after its own. One is enough, and
+// each costs registrations, queues and time.
+inline std::optional<uint32_t> spare_of(uint32_t proxy, uint32_t ports) {
+  if (ports < 2) return std::nullopt;
+  return (proxy + 1) % ports;
 }
 
 }  // namespace epfabric::agent

@@ -77,7 +77,7 @@ class StandbyEndpoint {
   }
   static std::string text_of(int error) { return E::text_of(error); }
   size_t poll(Completion* out, size_t capacity) {
-    return others_ == 0 ? own_.front().poll(out, capacity) : poll_all(out, capacity);
+    return used_ == 1 ? own_.front().poll(out, capacity) : poll_all(out, capacity);
   }
   // How many completions poll() may tell of until it has come to what lies in any queue now, where
   // so many of links and operations may.
@@ -87,7 +87,7 @@ class StandbyEndpoint {
   int wait_fd();
 
   bool next_broken(PeerIndex& out);
-  bool sever(PeerIndex index) { return ways_[index].on->sever(ways_[index].at); }
+  bool sever(PeerIndex index);
   void remake(PeerIndex index, const Told& told);
   const Told& told(PeerIndex index) const { return ways_[index].on->told(ways_[index].at); }
   const std::string& broken_by(PeerIndex index) const {
@@ -149,7 +149,7 @@ class StandbyEndpoint {
   std::deque<E> own_;                                 // by NIC, the proxy's own first
   std::array<std::vector<Owner>, kMaxLines> owners_;  // by NIC, then by its own name of a peer
   std::array<uint32_t, kMaxLines> users_{};           // links that go over each NIC
-  uint32_t others_ = 0;                               // NICs but the own that have some, as bits
+  uint32_t used_ = 1;                                 // NICs that have some, as bits
   std::vector<uint64_t> keys_;                        // by piece of memory, then by NIC
   std::vector<void*> descriptors_;                    // likewise
   std::vector<Peer> peers_;
@@ -169,7 +169,8 @@ inline uint64_t low_half(uint64_t value) {
 
 }  // namespace detail
 
-// One that stands by is left out where it cannot be used now.
+// One that stands by is left out where it cannot be used now, and so are those behind it: lines are
+// pairs by place.
 template <Resting E>
 template <class Network>
 StandbyEndpoint<E>::StandbyEndpoint(const Network& network) : patience_(network.patience) {
@@ -178,6 +179,7 @@ StandbyEndpoint<E>::StandbyEndpoint(const Network& network) : patience_(network.
       if (own_.size() < kMaxLines) own_.emplace_back(line);
     } catch (const NativeError&) {
       if (own_.empty()) throw;
+      break;
     }
   }
   if (own_.empty()) throw NativeError("an endpoint needs a NIC");
@@ -282,15 +284,14 @@ size_t StandbyEndpoint<E>::poll_all(Completion* out, size_t capacity) {
   first_ = (first_ + 1) % count;
   for (uint32_t i = 0; i < count && got < capacity; ++i) {
     const uint32_t nic = (first_ + i) % count;
-    if (nic == 0 || (others_ >> nic & 1) != 0)
-      got += own_[nic].poll(out + got, std::min(share, capacity - got));
+    if ((used_ >> nic & 1) != 0) got += own_[nic].poll(out + got, std::min(share, capacity - got));
   }
   return got;
 }
 
 template <Resting E>
 int StandbyEndpoint<E>::wait_fd() {
-  return others_ == 0 ? own_.front().wait_fd() : waiting_.fd(own_, others_ | 1);
+  return used_ == 1 ? own_.front().wait_fd() : waiting_.fd(own_, used_);
 }
 
 }  // namespace epfabric::agent

@@ -73,8 +73,19 @@ void StandbyEndpoint<E>::go_over(PeerIndex index, uint32_t line) {
   users_[from.own] -= 1;
   users_[to.own] += 1;
   way = {&own_[to.own], to.at, line};
-  others_ = 0;
-  for (uint32_t nic = 1; nic < own_.size(); ++nic) others_ |= users_[nic] > 0 ? 1u << nic : 0;
+  used_ = 0;
+  for (uint32_t nic = 0; nic < own_.size(); ++nic) used_ |= users_[nic] > 0 ? 1u << nic : 0;
+}
+
+// A device that failed may have acknowledged what never comes to the queue: nobody could tell what
+// was taken, so that the link ends.
+template <Resting E>
+bool StandbyEndpoint<E>::sever(PeerIndex index) {
+  const Way& way = ways_[index];
+  const bool out = way.on->sever(way.at);
+  if (!way.on->gone()) return out;
+  peers_[index].fault = way.on->fault(way.at);
+  return false;
 }
 
 template <Resting E>
@@ -112,14 +123,14 @@ void StandbyEndpoint<E>::meet() {
 }
 
 // NICs that no link uses are polled here alone: what comes there is the greetings of peers that
-// went over to them. A line may be given up for good: then the link leaves it, or is lost with the
-// last one.
+// went over to them, and that a queue cannot be read harms nobody. A line may be given up for good:
+// then the link leaves it, or is lost with the last one.
 template <Resting E>
 void StandbyEndpoint<E>::attend() {
   std::array<Completion, 8> nobody;
   for (uint32_t nic = 0; nic < own_.size(); ++nic) {
     own_[nic].attend();
-    if (nic > 0 && users_[nic] == 0) own_[nic].poll(nobody.data(), nobody.size());
+    if ((used_ >> nic & 1) == 0) own_[nic].poll(nobody.data(), nobody.size());
   }
   for (PeerIndex index = 0; index < peers_.size(); ++index) {
     Peer& peer = peers_[index];

@@ -201,10 +201,10 @@ std::optional<VerbsDevice::Trouble> VerbsDevice::trouble_of(const ibv_async_even
       if (index_of_gid() == gid_index_) return std::nullopt;
       return Trouble{nullptr, name() + " lost its GID " + wanted_.gid};
     case IBV_EVENT_DEVICE_FATAL:
-      return Trouble{nullptr, name() + " failed"};
+      return Trouble{nullptr, name() + " failed", false, false, true};
     case IBV_EVENT_CQ_ERR:
     case IBV_EVENT_SRQ_ERR:
-      return Trouble{nullptr, "a queue of " + name() + " failed"};
+      return Trouble{nullptr, "a queue of " + name() + " failed", false, false, true};
     case IBV_EVENT_QP_LAST_WQE_REACHED:
       return Trouble{event.element.qp, "", true, true};
     case IBV_EVENT_QP_FATAL:

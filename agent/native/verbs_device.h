@@ -42,6 +42,7 @@ class VerbsDevice {
     std::string text;
     bool passes = false;  // a new queue pair may work
     bool spent = false;   // none: one that failed uses up no more receives
+    bool gone = false;    // the device itself, or a queue that all use, failed
   };
   std::optional<Trouble> next_trouble();
   // What the port did, good or bad, that may change how it is used; each once.

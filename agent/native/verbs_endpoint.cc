@@ -263,8 +263,10 @@ bool VerbsEndpoint::post_end(Peer& peer) {
 }
 
 void VerbsEndpoint::rest(PeerIndex index) {
-  peers_[index].down = peers_[index].resting = true;
+  Peer& peer = peers_[index];
+  peer.down = peer.resting = true;
   std::erase(broken_, index);
+  if (!peer.handle) handles_.look(index, route_to(peer.at));
 }
 
 void VerbsEndpoint::remake(PeerIndex index, const Told& told) {
@@ -303,6 +305,7 @@ int VerbsEndpoint::wait_fd() {
 
 void VerbsEndpoint::attend() {
   while (const auto trouble = device_.next_trouble()) {
+    gone_ = gone_ || trouble->gone;
     for (Peer& peer : peers_) {
       if (trouble->qp != nullptr && trouble->qp != peer.pair.get()) continue;
       if (trouble->spent) {

@@ -10,6 +10,7 @@
 #include "endpoint.h"
 #include "verbs_device.h"
 #include "verbs_greeting.h"
+#include "verbs_handles.h"
 
 namespace epfabric::agent {
 
@@ -68,6 +69,7 @@ class VerbsEndpoint {
   const std::string& broken_by(PeerIndex peer) const { return peers_[peer].broken; }
   void rest(PeerIndex peer);
   uint32_t heard(PeerIndex peer) const { return peers_[peer].heard; }
+  bool gone() const { return gone_; }
   std::string name() const { return device_.name(); }
 
  private:
@@ -143,6 +145,7 @@ class VerbsEndpoint {
   Peer* owner_of(uint32_t queue);
 
   VerbsDevice device_;
+  VerbsHandles handles_{device_.domain()};
   CompletionChannel channel_;
   CompletionQueue completions_;
   SharedReceiveQueue receives_;
@@ -161,6 +164,7 @@ class VerbsEndpoint {
   std::vector<ibv_recv_wr> refills_;
   std::vector<PeerIndex> broken_;  // to be told of
   bool armed_ = false;
+  bool gone_ = false;
 };
 
 static_assert(Resting<VerbsEndpoint> && HardwareAtomics<VerbsEndpoint>);

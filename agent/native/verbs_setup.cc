@@ -174,10 +174,11 @@ void VerbsEndpoint::meet() {
   }
 }
 
-// After a connection that broke the way to the peer may need a moment. A queue pair that could not
-// be connected is of no use, and the peer may know it: the next one is of another generation.
+// After a connection that broke the way to the peer may need a moment, but one that was looked for
+// in vain is not looked for again. A queue pair that could not be connected is of no use, and the
+// peer may know it: the next one is of another generation.
 void VerbsEndpoint::refused(Peer& peer, const NativeError& error) {
-  if (peer.link.generation == 1) return kill(peer, error.what());
+  if (peer.link.generation == 1 || handles_.failed(peer.index)) return kill(peer, error.what());
   peer.pair.reset();
   peer.link = again(peer.link);
 }
@@ -194,13 +195,17 @@ ibv_ah_attr VerbsEndpoint::route_to(const VerbsAddress& at) const {
 }
 
 void VerbsEndpoint::prepare(Peer& peer) {
-  // Once: for a peer that does not answer the kernel looks for a second, in which the proxy would
-  // serve nobody. One whose MAC address is another one now is met by the next epoch only.
-  if (!peer.handle) {
+  // Once: one whose MAC address is another one now is met by the next epoch only. While a group
+  // runs it is made elsewhere, since this thread would serve nobody meanwhile.
+  if (!peer.handle && peer.link.generation == 1) {
     ibv_ah_attr route = route_to(peer.at);
     peer.handle.reset(ibverbs().create_ah(device_.domain(), &route));
+    if (!peer.handle) throw system_error(device_.name() + " knows no way to the peer");
+  } else if (!peer.handle) {
+    handles_.look(peer.index, route_to(peer.at));
+    peer.handle = handles_.take(peer.index);
+    if (!peer.handle) throw NativeError(device_.name() + " knows no way to the peer");
   }
-  if (!peer.handle) throw system_error(device_.name() + " knows no way to the peer");
   QueuePair pair = make_pair(IBV_QPT_RC, device_.sizes().send, 0, inlined_);
   peer.psn = device_.psn().value_or(at_random<uint32_t>()) & kPsnBits;
   ibv_qp_attr wanted{};

@@ -68,21 +68,22 @@ TEST_CASE("proxies share several NICs, and stripes take a queue pair on each") {
   CHECK(planned(512, fastlinq(), 4, 2) == "");
   const std::vector<std::string> ports{"a", "b", "b"};  // two ports of one device
   NicUses uses;
-  for (uint32_t proxy = 0; proxy < 3; ++proxy) NicPlan{ports, 2}.add(uses, proxy, {}, link_use(10));
+  for (uint32_t proxy = 0; proxy < 3; ++proxy) NicPlan{ports, 2}.add(uses, proxy, link_use(10));
   CHECK(uses["a"].queue_pairs + uses["b"].queue_pairs == 60);
   CHECK(uses["b"].queue_pairs == 40);
 }
 
-TEST_CASE("NICs that stand by have each proxy's endpoint, and its links on its own alone") {
+TEST_CASE("a proxy needs its own NIC alone, and the next one stands by unless it is striped") {
   const std::vector<std::string> ports{"a", "b", "c"};
   NicUses uses;
-  for (uint32_t proxy = 0; proxy < 4; ++proxy)
-    NicPlan{ports, 1}.add(uses, proxy, endpoint_use(2), link_use(10));
-  for (const std::string& device : ports) {
-    CHECK(uses[device].completion_queues == 4);
-    CHECK(uses[device].registrations == 4 * 5);
-    CHECK(uses[device].queue_pairs == 4 + (device == "a" ? 20 : 10));
-  }
+  for (uint32_t proxy = 0; proxy < 4; ++proxy) NicPlan{ports, 1}.add(uses, proxy, endpoint_use(2));
+  for (const std::string& device : ports)
+    CHECK(uses[device].registrations == (device == "a" ? 2 : 1) * 5);
+  CHECK(NicPlan{ports, 1}.spare_of(1) == "c");
+  CHECK(NicPlan{ports, 1}.spare_of(2) == "a");
+  CHECK_FALSE(NicPlan{ports, 2}.spare_of(1));
+  CHECK_FALSE(NicPlan{std::span(ports).first(1), 1}.spare_of(1));
+  CHECK_FALSE(NicPlan{}.spare_of(0));
 }
 
 TEST_CASE("each limit that is counted refuses what is one too many, beside what is in use") {

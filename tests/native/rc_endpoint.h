@@ -81,6 +81,10 @@ class RcEndpoint {
     network_.step();
     network_.most_work_ = std::max(network_.most_work_, work_);
     work_ = 0;
+    if (network_.rules.unreadable) {
+      out[0] = {nullptr, false, 0, EIO, "it cannot be polled"};
+      return 1;
+    }
     size_t got = 0;
     while (got < std::min(capacity, network_.rules.polled) && !completions_.empty()) {
       const Queued queued = completions_.front();
@@ -139,6 +143,7 @@ class RcEndpoint {
     std::erase(broken_, peer);
   }
   uint32_t heard(PeerIndex peer) const { return ends_[peer].heard; }
+  bool gone() const { return network_.rules.gone; }
   std::string name() const { return "endpoint " + std::to_string(name_); }
   const agent::Told& told(PeerIndex peer) const { return ends_[peer].theirs; }
   const std::string& broken_by(PeerIndex) const { return why_; }

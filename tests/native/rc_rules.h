@@ -24,6 +24,8 @@ struct RcRules {
   bool dead = false;              // nothing gets through any more
   bool unanswered = false;        // what is done completes only by a break
   bool busy = false;              // each poll finds something, of others
+  bool unreadable = false;        // polls fail
+  bool gone = false;              // endpoints say that their device failed
 };
 
 class RcNetwork {

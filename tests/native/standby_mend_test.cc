@@ -9,7 +9,6 @@
 #include "lines.h"
 #include "rc_network.h"
 #include "seed.h"
-#include "standby.h"
 #include "standby_endpoint.h"
 
 using namespace epfabric;
@@ -373,10 +372,30 @@ TEST_CASE("a group whose ATOMICs are the NICs' does not go over to another NIC")
   CHECK(nics.networks[1].posted() == 0);
 }
 
-TEST_CASE("a proxy's own port comes first, and the others stand by in turn") {
-  CHECK(standby_of(0, 1) == std::vector<uint32_t>{0});
-  CHECK(standby_of(0, 2) == std::vector<uint32_t>{0, 1});
-  CHECK(standby_of(1, 2) == std::vector<uint32_t>{1, 0});
-  CHECK(standby_of(5, 3) == std::vector<uint32_t>{2, 0, 1});
-  CHECK(standby_of(7, 100).size() == kMaxLines);
+TEST_CASE("a NIC that no link uses fails nothing when its queue cannot be read") {
+  Nics nics;
+  add_calm(nics, 2);
+  Group group(HandShape{}, seed(), nics);
+  OrderChecker checker(group.sessions(), seed(), {});
+  RcNetwork &first = nics.networks[0], &second = nics.networks[1];
+  second.rules.unreadable = true;
+  REQUIRE(push_more(group, checker, first) == "");
+  second.rules.unreadable = false;
+  go_dead(first);
+  REQUIRE(push_until(group, checker, [&] { return moved(group) == 2; }) == "");
+  first.rules.unreadable = true;
+  REQUIRE(push_more(group, checker, second) == "");
+  CHECK(end_all(group, checker, kCourse) == "");
+}
+
+TEST_CASE("a NIC that fails as a device ends its links, which go nowhere else") {
+  Nics nics;
+  add_calm(nics, 2);
+  Group group(HandShape{}, seed(), nics);
+  OrderChecker checker(group.sessions(), seed(), {});
+  REQUIRE(push_more(group, checker, nics.networks[0]) == "");
+  nics.networks[0].rules.gone = true;
+  nics.networks[0].kill(0, 1);
+  const std::string why = push_until(group, checker, [] { return false; });
+  CHECK_MESSAGE(why.find("rank 0 lost rank 1: it was killed") != std::string::npos, why);
 }
