@@ -87,14 +87,16 @@ EPF_DEVICE inline void post(const DeviceBuffer& buffer, uint32_t to, Awaited wha
   }
 }
 
-// By a block of whole warps: work(rank) by a warp, for each proxied rank that is not masked.
+// By a block of whole warps: work(rank) by a warp, for each proxied rank that is not masked. Other
+// warps of the block may be masking ranks by now, so a warp goes by one answer of all its lanes.
 template <typename Work>
 EPF_DEVICE void for_proxied(const DeviceBuffer& buffer, const Here& here, Work work) {
   if (buffer.agent == nullptr) return;
   const uint32_t warps = platform::threads() / platform::kWarpSize;
   for (uint32_t to = platform::thread() / platform::kWarpSize; to < buffer.shape.world;
        to += warps) {
-    if (here.proxied(to) && here.masked[to] == 0) work(to);
+    if (!here.proxied(to)) continue;
+    if (platform::ballot(here.masked[to] == 0) != 0) work(to);
   }
 }
 
