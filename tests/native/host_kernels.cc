@@ -172,4 +172,9 @@ void Rank::settle() {
   std::thread([&] { block.run(kernel); }).join();
 }
 
+void Rank::reshape(const Shape& shape) {
+  settle();
+  state_->buffer.shape = shape_of(shape);
+}
+
 }  // namespace host_kernels

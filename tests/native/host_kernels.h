@@ -62,6 +62,8 @@ class Rank {
   void dispatch(Batch& batch, uint32_t phases);
   void combine(Batch& batch, uint32_t phases);
   void settle();
+  // From the next call on, which needs no more memory than the first shape.
+  void reshape(const Shape& shape);
   // What was waited for in vain (epfabric::Awaited) << 32 | rank; 0: nothing.
   uint64_t failed() const;
   bool masked(uint32_t rank) const;

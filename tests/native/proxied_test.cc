@@ -2,245 +2,22 @@
 // share memory and others are reached through real cores: FIFO, proxy, network, signal.
 #include <doctest/doctest.h>
 
-#include <cmath>
-#include <functional>
-#include <random>
+#include <atomic>
 #include <set>
-#include <string>
 #include <thread>
 
-#include "cores.h"
-#include "host_kernels.h"
-#include "seed.h"
+#include "callers.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
-using epfabric::test::seed;
 
 namespace {
 
-constexpr uint64_t kForeverNs = 600'000'000'000;
-constexpr uint32_t kFirstSignal = 3, kSignals = 8, kFirstRing = 1;
 #if defined(__SANITIZE_THREAD__)  // under which each change of fibers takes long
 constexpr uint64_t kTrips = 1;
 #else
 constexpr uint64_t kTrips = 4;
 #endif
-constexpr uint64_t kOffset = 4096;  // of what the ranks exchange, in their regions
-
-using host_kernels::Batch;
-using host_kernels::kBoth;
-using host_kernels::kReceive;
-using host_kernels::kSend;
-using Lost = std::set<uint32_t>;
-
-float float_of(uint16_t bf16) { return __builtin_bit_cast(float, uint32_t{bf16} << 16); }
-uint16_t bf16_of(float value) {
-  const auto bits = __builtin_bit_cast(uint32_t, value);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-float float_of_fp8(uint32_t code) {
-  const int exponent = code >> 3 & 15;
-  const float fraction = static_cast<float>(code & 7) / 8;
-  const float size =
-      exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
-  return code & 0x80 ? -size : size;
-}
-// What an expert does to a row.
-uint16_t made_by(uint32_t expert, uint16_t value) {
-  return bf16_of(float_of(value) * (0.5f + static_cast<float>(expert % 13) / 16));
-}
-
-// The batch of one rank in one call, which every rank can make: often one has no tokens, and one
-// has all that there may be.
-Batch batch_of(const host_kernels::Shape& shape, uint64_t call, uint32_t rank) {
-  std::mt19937_64 random(seed() + call * 1000 + rank);
-  Batch batch(shape);
-  const uint64_t kind = (seed() + call + rank) % shape.world;
-  batch.count = static_cast<uint32_t>(random() % (shape.tokens + 1));
-  if (kind == 0) batch.count = shape.tokens;
-  if (kind == 1 && call % 2 == 0) batch.count = 0;
-  batch.early = (seed() + call) % 3 == 0;
-  std::normal_distribution<float> normal;
-  for (uint16_t& value : batch.tokens) value = bf16_of(normal(random));
-  std::vector<int64_t> experts(shape.experts);
-  for (uint32_t i = 0; i < shape.experts; ++i) experts[i] = i;
-  for (uint32_t token = 0; token < shape.tokens; ++token) {
-    std::shuffle(experts.begin(), experts.end(), random);
-    for (uint32_t k = 0; k < shape.topk; ++k) {
-      batch.topk[token * shape.topk + k] = random() % 8 == 0 ? -1 : experts[k];
-      batch.weights[token * shape.topk + k] = static_cast<float>(random() % 1000) / 1000;
-    }
-  }
-  return batch;
-}
-
-// One rank's calls, and what must come of them. An error is kept: doctest's checks are for one
-// thread.
-class Caller {
- public:
-  Caller(const host_kernels::Setup& setup) : shape_(setup.shape), me_(setup.rank), rank(setup) {}
-
-  void trip(uint64_t call, bool fp8, const Lost& lost = {}) {
-    Batch batch = batch_of(shape_, call, me_);
-    batch.fp8 = fp8;
-    rank.dispatch(batch, kBoth);
-    answer(batch, call, lost);
-    rank.combine(batch, kBoth);
-    check_combined(batch, lost);
-  }
-  // Both are sent before either is received.
-  void two_trips(uint64_t call) {
-    Batch batches[2] = {batch_of(shape_, call, me_), batch_of(shape_, call + 1, me_)};
-    for (Batch& batch : batches) rank.dispatch(batch, kSend);
-    for (Batch& batch : batches) rank.dispatch(batch, kReceive);
-    for (uint64_t i = 0; i < 2; ++i) answer(batches[i], call + i, {});
-    for (Batch& batch : batches) rank.combine(batch, kSend);
-    for (Batch& batch : batches) rank.combine(batch, kReceive);
-    for (Batch& batch : batches) check_combined(batch, {});
-  }
-  const std::string& wrong() const { return wrong_; }
-
- private:
-  void expect(bool holds, const std::string& what) {
-    if (!holds && wrong_.empty()) wrong_ = "rank " + std::to_string(me_) + ": " + what;
-  }
-  uint32_t local() const { return shape_.experts / shape_.world; }
-
-  // Checks what has come, and fills in what the experts make of it.
-  void answer(Batch& batch, uint64_t call, const Lost& lost) {
-    expect(rank.failed() == 0, "failed: " + std::to_string(rank.failed()));
-    const uint64_t rows = uint64_t{shape_.world} * shape_.tokens;
-    std::vector<uint64_t> ends(local());
-    for (uint32_t source = 0; source < shape_.world; ++source) {
-      const Batch other = batch_of(shape_, call, source);
-      for (uint32_t e = 0; e < local(); ++e) {
-        const uint32_t expert = me_ * local() + e;
-        std::set<uint32_t> wanted;
-        for (uint32_t i = 0; i < other.count * shape_.topk && !lost.contains(source); ++i) {
-          if (other.topk[i] == expert) wanted.insert(i / shape_.topk);
-        }
-        const auto range = static_cast<uint64_t>(batch.ranges[e * shape_.world + source]);
-        expect(range == (ends[e] << 32 | wanted.size()),
-               "not the rows of rank " + std::to_string(source));
-        if (!wrong_.empty()) return;
-        for (const uint64_t end = ends[e] + wanted.size(); ends[e] < end; ++ends[e]) {
-          const auto token = static_cast<uint32_t>(batch.source_tokens[e * rows + ends[e]]);
-          expect(wanted.erase(token) == 1, "a token that was not sent here, or twice");
-          if (!wrong_.empty()) return;
-          answer_row(batch, e, ends[e], other.tokens.data() + uint64_t{token} * shape_.hidden);
-        }
-      }
-    }
-    for (uint32_t e = 0; e < local(); ++e) {
-      expect(static_cast<uint64_t>(batch.expert_counts[e]) == ends[e], "a count of rows");
-    }
-  }
-  void answer_row(Batch& batch, uint32_t e, uint64_t row, const uint16_t* token) {
-    const uint64_t rows = uint64_t{shape_.world} * shape_.tokens;
-    const uint64_t begin = (e * rows + row) * shape_.hidden;
-    const auto* codes = reinterpret_cast<const uint8_t*>(batch.received.data());
-    for (uint32_t i = 0; i < shape_.hidden; ++i) {
-      if (batch.fp8) {
-        const float scale = batch.scales[(e * shape_.hidden / 128 + i / 128) * rows + row];
-        const float value = float_of(token[i]), back = float_of_fp8(codes[begin + i]) * scale;
-        const float bound = std::max(std::fabs(value) / 16, scale / 1024) * 1.001f;
-        expect(std::fabs(back - value) <= bound, "a value as 8-bit float");
-      } else {
-        expect(batch.received[begin + i] == token[i], "a token's value");
-      }
-      batch.rows[begin + i] = made_by(me_ * local() + e, token[i]);
-    }
-  }
-  void check_combined(const Batch& batch, const Lost& lost) {
-    expect(rank.failed() == 0, "failed: " + std::to_string(rank.failed()));
-    for (uint32_t token = 0; token < batch.count; ++token) {
-      for (uint32_t i = 0; i < shape_.hidden; ++i) {
-        const uint64_t at = uint64_t{token} * shape_.hidden + i;
-        double wanted = 0, size = 0;
-        for (uint32_t k = 0; k < shape_.topk; ++k) {
-          const int64_t expert = batch.topk[token * shape_.topk + k];
-          if (expert < 0 || lost.contains(static_cast<uint32_t>(expert) / local())) continue;
-          const auto made = made_by(static_cast<uint32_t>(expert), batch.tokens[at]);
-          const double part = double{batch.weights[token * shape_.topk + k]} * float_of(made);
-          wanted += part;
-          size += std::fabs(part);
-        }
-        // Two roundings to bfloat16 and float sums.
-        expect(std::fabs(float_of(batch.combined[at]) - wanted) <= size / 128 + 1e-30, "a sum");
-      }
-    }
-  }
-
-  const host_kernels::Shape shape_;
-  const uint32_t me_;
-  std::string wrong_;
-
- public:
-  host_kernels::Rank rank;
-};
-
-struct Bed {
-  GroupShape group;
-  host_kernels::Shape shape;
-  uint32_t blocks = 1;
-  bool mask = false;
-  uint64_t timeout_ns = kForeverNs;
-};
-
-// A rank on a thread of its own: its batches are apart, and only the kernels meet.
-class Callers {
- public:
-  explicit Callers(Bed bed) : bed_(std::move(bed)), cores_(sized(bed_)) {
-    for (uint32_t rank = 0; rank < bed_.shape.world; ++rank) {
-      RankPod& pod = cores_.pods[rank];
-      const Segments& segments = pod.session->segments();
-      callers.push_back(std::make_unique<Caller>(host_kernels::Setup{
-          bed_.shape, rank, bed_.blocks, bed_.mask, bed_.timeout_ns,
-          const_cast<PodHeader*>(segments.pod_header()), segments.header(), bed_.group.rings,
-          bed_.group.depth, kSignals, pod.memory() + kOffset, kOffset, kFirstSignal, kFirstRing}));
-    }
-    for (const auto& ranks : bed_.group.nodes) {
-      std::vector<unsigned char*> windows(bed_.shape.world);
-      for (const uint32_t rank : ranks) windows[rank] = callers[rank]->rank.window();
-      for (const uint32_t rank : ranks) callers[rank]->rank.connect(windows);
-    }
-  }
-  ~Callers() { cores_.close(); }
-
-  void on_each(const std::function<void(Caller&)>& work, const Lost& but = {}) {
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < callers.size(); ++rank) {
-      if (!but.contains(rank)) threads.emplace_back([&, rank] { work(*callers[rank]); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const auto& caller : callers) CHECK(caller->wrong() == "");
-  }
-  RankPod& pod(uint32_t rank) { return cores_.pods[rank]; }
-  Core& core(uint32_t node) { return *cores_.cores[node]; }
-  uint64_t refused() const {
-    uint64_t count = 0;
-    for (const RankPod& pod : cores_.pods) {
-      for (uint32_t ring = 0; ring < bed_.group.rings; ++ring) {
-        count += platform::load_acquire(&pod.session->segments().counters(ring)->refused);
-      }
-    }
-    return count;
-  }
-
-  std::vector<std::unique_ptr<Caller>> callers;
-
- private:
-  static const GroupShape& sized(Bed& bed) {
-    bed.group.signals = kSignals;
-    bed.group.bytes = kOffset + round_up(host_kernels::region_bytes(bed.shape), 4096);
-    bed.group.mask = bed.mask;
-    return bed.group;
-  }
-
-  Bed bed_;
-  CoreGroup cores_;
-};
 
 GroupShape nodes(std::vector<std::vector<uint32_t>> ranks, uint32_t rings, const char* provider) {
   GroupShape shape{std::move(ranks), {}, rings};
@@ -266,6 +43,7 @@ TEST_CASE("tokens go to other nodes through the agents and come back summed, bes
         {nodes({{0, 1}, {2, 3}}, 4, provider), {4, 8, 19, 256, 4}, 2},
         // More pieces than a ring has slots: 12 for each of two ranks.
         {nodes({{0}, {1}, {2}}, 2, provider), {3, 3, 90, 128, 2}, 1},
+        {.group = nodes({{0, 1}, {2}}, 3, provider), .shape = {3, 6, 10, 128, 3}, .apart = true},
     };
     for (const Bed& bed : beds) {
       Callers bedded(bed);
@@ -286,8 +64,93 @@ TEST_CASE("a rank of another node that does not come ends the wait for it, with 
   Callers bedded(bed);
   Batch batch = batch_of(bed.shape, 0, 0);
   bedded.callers[0]->rank.dispatch(batch, kBoth);
-  CHECK(bedded.callers[0]->rank.failed() == (uint64_t{2} << 32 | 1));  // tokens of rank 1
-  bedded.callers[0]->rank.dispatch(batch, kBoth);                      // ends at once
+  CHECK(bedded.callers[0]->rank.failed() == in_vain(kTokens, 1));
+  bedded.callers[0]->rank.dispatch(batch, kBoth);  // ends at once
+}
+
+TEST_CASE("dispatches alone overtake no late rank, before a change of shape and after it") {
+  const host_kernels::Shape large{3, 6, 24, 256, 3}, small{3, 3, 11, 128, 2};
+  const Bed bed{nodes({{0}, {1, 2}}, 3, "twin"), large, 2};
+  Callers bedded(bed);
+  std::atomic<bool> heard = true;
+  bedded.on_each([&](Caller& caller) {
+    uint64_t call = 0;
+    for (const host_kernels::Shape& shape : {large, small, large}) {
+      caller.reshape(shape);
+      caller.dispatches(call, [&](uint64_t i) {
+        // The late one looks only when the others have sent what comes next.
+        if (caller.number() != 0) return;
+        for (const uint32_t from : {1, 2}) {
+          if (!bedded.hears(0, from, kTokens, call + i + 1)) heard = false;
+        }
+      });
+      caller.trip(call + kRow, true);
+      call += kRow + 1;
+    }
+  });
+  CHECK(heard);
+}
+
+TEST_CASE(
+    "what a rank has not read yet, tokens or rows, is not written over by who sends it more") {
+  Bed bed{nodes({{0}, {1}}, 2, "twin"), {2, 4, 6, 128, 2}};
+  bed.timeout_ns = 500'000'000;  // what comes has come before it is waited for
+  for (const Said what : {kTokenRoom, kRowRoom}) {
+    CAPTURE(what);
+    Callers bedded(bed);
+    std::vector<Batch> batches[2];
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      for (uint64_t call = 0; call < 3; ++call) {
+        batches[rank].push_back(batch_of(bed.shape, call, rank));
+        batches[rank].back().early = true;
+      }
+    }
+    Caller &fast = *bedded.callers[0], &late = *bedded.callers[1];
+    const auto both_send = [&](uint64_t call, bool rows) {
+      for (const uint32_t rank : {1, 0}) {
+        host_kernels::Rank& sender = bedded.callers[rank]->rank;
+        Batch& batch = batches[rank][call];
+        rows ? sender.combine(batch, kSend) : sender.dispatch(batch, kSend);
+      }
+      for (const uint32_t rank : {1, 0}) {
+        REQUIRE(bedded.hears(rank, 1 - rank, rows ? kRows : kTokens, call + 1));
+      }
+    };
+    const bool rows = what == kRowRoom;
+    for (uint64_t call = 0; rows && call < 3; ++call) {
+      both_send(call, false);
+      fast.receive(batches[0][call], call);
+      late.receive(batches[1][call], call);
+    }
+    both_send(0, rows);
+    both_send(1, rows);
+    rows ? fast.receive_sums(batches[0][0]) : fast.receive(batches[0][0], 0);
+    rows ? fast.rank.combine(batches[0][2], kSend) : fast.rank.dispatch(batches[0][2], kSend);
+    CHECK(fast.rank.failed() == in_vain(what, 1));
+    for (uint64_t call = 0; call < 2; ++call) {
+      rows ? late.receive_sums(batches[1][call]) : late.receive(batches[1][call], call);
+    }
+    CHECK(fast.wrong() == "");
+    CHECK(late.wrong() == "");
+  }
+}
+
+TEST_CASE("what goes to a rank is left as it is once that is masked: its agent may yet read it") {
+  Bed bed{nodes({{0}, {1}}, 2, "twin"), {2, 4, 6, 128, 2}};
+  bed.mask = true;
+  bed.timeout_ns = 200'000'000;
+  Callers bedded(bed);
+  const uint64_t half = host_kernels::region_bytes(bed.shape) / 2;
+  const std::byte* outgoing = bedded.pod(0).memory() + kOffset + half;
+  const auto dispatch = [&](uint64_t call) {
+    Batch batch = batch_of(bed.shape, call, 0);
+    bedded.callers[0]->rank.dispatch(batch, kBoth);
+    return std::vector<std::byte>(outgoing, outgoing + half);
+  };
+  const std::vector<std::byte> before = dispatch(0);
+  CHECK(bedded.callers[0]->rank.masked(1));
+  CHECK((dispatch(1) == before));
+  CHECK((dispatch(2) == before));
 }
 
 TEST_CASE("an abort ends what a kernel waits for of another node") {

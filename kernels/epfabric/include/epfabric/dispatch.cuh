@@ -143,7 +143,7 @@ EPF_DEVICE inline void place_tokens(const DeviceBuffer& buffer, const Here& here
   int64_t* sent = call.sent + uint64_t{token} * shape.copies();
   if (leads) {
     unsigned char* target =
-        messages_to(buffer, here, at, destination, fp8) + message * shape.message_bytes(fp8);
+        messages_to(buffer, here, at, destination) + message * shape.message_bytes(fp8);
     write_header(shape, out, i, k, token, copy, target);
     out.targets[i][copy] = target + shape.header_bytes();
     sent[copy] = static_cast<int64_t>(uint64_t{destination} << 32 | message);
@@ -233,7 +233,8 @@ EPF_DEVICE inline void publish_tokens(const DeviceBuffer& buffer, const Here& he
     const uint64_t word = word_of(here.sent, static_cast<uint32_t>(messages));
     if (here.proxied(me)) {
       proxied[me] = static_cast<uint32_t>(messages);
-      note_to(buffer, here, me)->messages = word;
+      // A masked rank's agent may not have read what was there two calls ago.
+      if (here.masked[me] == 0) note_to(buffer, here, me)->messages = word;
     } else if (here.masked[me] == 0) {
       platform::store_release(here.at<uint64_t>(me, place), word);
     }

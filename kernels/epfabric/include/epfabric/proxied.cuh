@@ -173,27 +173,28 @@ EPF_DEVICE inline const Note* note_from(const DeviceBuffer& buffer, uint64_t cal
 
 // Where things lie that go from rank to rank, whichever way they take.
 
-// The first message to a rank, and from it.
+// The first message to a rank, and from it: at the same place for 8-bit floats as for others, since
+// the call before may be of the other kind and not yet read.
 EPF_DEVICE inline unsigned char* messages_to(const DeviceBuffer& buffer, const Here& here,
-                                             const Window& at, uint32_t to, bool fp8) {
+                                             const Window& at, uint32_t to) {
   const Shape& shape = buffer.shape;
   if (here.proxied(to)) {
     return reinterpret_cast<unsigned char*>(detail::note_to(buffer, here, to)) +
            transit_of(shape).note_bytes;
   }
   const uint64_t place = ((here.sent % kParities) * shape.world + buffer.rank) * shape.tokens;
-  return here.at<unsigned char>(to, at.messages) + place * shape.message_bytes(fp8);
+  return here.at<unsigned char>(to, at.messages) + place * shape.message_bytes(false);
 }
 
 EPF_DEVICE inline const unsigned char* messages_from(const DeviceBuffer& buffer, const Here& here,
-                                                     const Window& at, uint32_t from, bool fp8) {
+                                                     const Window& at, uint32_t from) {
   const Shape& shape = buffer.shape;
   if (here.proxied(from)) {
     return reinterpret_cast<const unsigned char*>(detail::note_from(buffer, here.received, from)) +
            transit_of(shape).note_bytes;
   }
   const uint64_t place = ((here.received % kParities) * shape.world + from) * shape.tokens;
-  return here.at<unsigned char>(buffer.rank, at.messages) + place * shape.message_bytes(fp8);
+  return here.at<unsigned char>(buffer.rank, at.messages) + place * shape.message_bytes(false);
 }
 
 // Tokens for each expert of a rank, and of a rank for this one's experts.

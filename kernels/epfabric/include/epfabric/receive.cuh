@@ -91,7 +91,7 @@ EPF_DEVICE inline void read_headers(const DeviceBuffer& buffer, const Here& here
   const uint32_t from = source_of(arrivals.firsts, shape.world, unit);
   const uint64_t message = unit - arrivals.firsts[from];
   const unsigned char* at_message =
-      messages_from(buffer, here, at, from, fp8) + message * shape.message_bytes(fp8);
+      messages_from(buffer, here, at, from) + message * shape.message_bytes(fp8);
   // All at once, whether there is a k-th entry or not.
   const auto header = *reinterpret_cast<const MessageHeader*>(at_message);
   const auto* entries = reinterpret_cast<const uint32_t*>(at_message + sizeof(MessageHeader));
