@@ -26,11 +26,15 @@ class Lending:
     def __init__(self, rings: int, signals: int) -> None:
         self._heads = [0] * rings
         self._signals = signals  # those below have not been lent
-        self._begun = self._out = False
+        self._begun = self._out = self._lost = False
 
     def take(self, words: int, used: Collection[int]) -> Loan:
         """words: signal words that nobody had before, the highest first, so that ranks that borrow
         alike get the same. used: rings that the process has pushed to."""
+        if self._lost:
+            raise SessionError(
+                "a ring of this session is lost: its agent took nothing in time. Make a new session"
+            )
         if self._out:
             raise SessionError(
                 "the rings of this session are another buffer's: destroy that one before"
@@ -50,9 +54,10 @@ class Lending:
         self._signals -= words
         return Loan(list(self._heads), self._signals)
 
-    def back(self, heads: list[int]) -> None:
-        """heads: where the kernels have come to."""
-        self._heads, self._out = heads, False
+    def back(self, heads: list[int], *, lost: bool = False) -> None:
+        """heads: where the kernels have come to. lost: they gave a ring up, whose next slots nobody
+        will write."""
+        self._heads, self._out, self._lost = heads, False, lost
 
     def check(self, ring: int) -> None:
         """Raises SessionError where the process may not push to it."""

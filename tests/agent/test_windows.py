@@ -110,10 +110,35 @@ def test_ranks_that_are_not_reached_are_left_to_the_agents_by_both_sides(pair: T
                 wanted = neighbours[rank] if reached or rank > 1 else (rank,)
                 known = [other for other in range(4) if window.addresses[other]]
                 assert known == list(wanted)
+                assert window.sharers == 2  # of the GPU, also where its memory is not reached
                 assert sessions[rank].nvlink[0] == ("posix_fd" if len(wanted) > 1 else "none")
                 memory(window, rank).close()
                 window.close()
         each(sessions, "close")
+
+
+def test_a_window_of_a_rank_alone_on_its_node_says_nothing_of_other_ranks_memory(
+    pair: TwoAgents,
+) -> None:
+    with joined(pair, "ab") as sessions:
+        before = [session.nvlink for session in sessions]
+        for window in windows(sessions, [Maker()] * 2, [(0,), (1,)]):
+            assert isinstance(window, Brokered), window
+            window.own.close()
+            window.close()
+        assert [session.nvlink for session in sessions] == before
+        each(sessions, "close")
+
+
+def test_a_rank_without_the_memory_is_not_waited_for_on_other_nodes(pair: TwoAgents) -> None:
+    neighbours: list[tuple[int, ...]] = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    with joined(pair, "aabb") as sessions:
+        makers = [Maker(), Poor(), Maker(), Maker()]
+        for rank, error in enumerate(windows(sessions, makers, neighbours)):
+            assert isinstance(error, epfabric.SessionError)
+            assert rank == 1 or isinstance(error, epfabric.GroupFailed)
+            assert rank != 1 or "out of memory" in str(error)
+    agents_hold_nothing(pair)
 
 
 def test_kernels_find_the_segments_where_the_session_says_and_the_process_its_first_ring(

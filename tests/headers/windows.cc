@@ -1,4 +1,4 @@
-// Where things lie in the memory that ranks exchange in, for test_mirror.py: reads shapes (five
+// Where things lie in the memory that ranks exchange in, for test_windows.py: reads shapes (five
 // numbers each) from standard input, writes a line for each.
 #include <cstdio>
 #include <initializer_list>

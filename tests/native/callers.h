@@ -211,6 +211,7 @@ struct Bed {
   uint32_t blocks = 1;
   bool mask = false;
   uint64_t timeout_ns = kForeverNs;
+  uint64_t first_ticket = 0;
   bool apart = false;  // also of a node's ranks none reaches another's memory
 };
 
@@ -221,10 +222,11 @@ class Callers {
     for (uint32_t rank = 0; rank < bed_.shape.world; ++rank) {
       RankPod& pod = cores_.pods[rank];
       const Segments& segments = pod.session->segments();
-      callers.push_back(std::make_unique<Caller>(host_kernels::Setup{
-          bed_.shape, rank, bed_.blocks, bed_.mask, bed_.timeout_ns,
-          const_cast<PodHeader*>(segments.pod_header()), segments.header(), bed_.group.rings,
-          bed_.group.depth, kSignals, pod.memory() + kOffset, kOffset, kFirstSignal, kFirstRing}));
+      callers.push_back(std::make_unique<Caller>(
+          host_kernels::Setup{bed_.shape, rank, bed_.blocks, bed_.mask, bed_.timeout_ns,
+                              const_cast<PodHeader*>(segments.pod_header()), segments.header(),
+                              bed_.group.rings, bed_.group.depth, kSignals, pod.memory() + kOffset,
+                              kOffset, kFirstSignal, kFirstRing, bed_.first_ticket}));
     }
     for (const auto& ranks : bed_.group.nodes) {
       std::vector<unsigned char*> windows(bed_.shape.world);

@@ -75,6 +75,7 @@ struct Rank::State {
             setup.shape.world,
             setup.rank,
             0};
+    std::fill_n(heads.begin(), setup.rings, setup.first_ticket);
     const kernels::AbortWords aborts = rank.bounds().aborts;
     buffer = {windows.data(),
               &state,
@@ -122,6 +123,10 @@ Rank::~Rank() = default;
 unsigned char* Rank::window() const { return state_->window[0].bytes; }
 void Rank::connect(const std::vector<unsigned char*>& windows) { state_->windows = windows; }
 uint64_t Rank::failed() const { return kernels::platform::load_acquire(&state_->alarm); }
+bool Rank::lost_ring() const {
+  const auto row = state_->verdicts.end() - state_->buffer.shape.world;
+  return std::any_of(row, state_->verdicts.end(), [](uint64_t word) { return word != 0; });
+}
 bool Rank::masked(uint32_t rank) const { return state_->masked[rank] != 0; }
 
 void Rank::dispatch(Batch& batch, uint32_t phases) {

@@ -25,6 +25,7 @@ struct Setup {
   void* region;  // region_bytes() of it
   uint64_t region_offset;
   uint32_t first_signal, first_ring;
+  uint64_t first_ticket;  // of each ring
 };
 
 uint64_t region_bytes(const Shape& shape);
@@ -67,6 +68,7 @@ class Rank {
   // What was waited for in vain (epfabric::Awaited) << 32 | rank; 0: nothing.
   uint64_t failed() const;
   bool masked(uint32_t rank) const;
+  bool lost_ring() const;
 
  private:
   struct State;

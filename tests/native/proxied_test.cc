@@ -135,6 +135,20 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a ring whose slots are not taken is known as lost, whatever else failed with it") {
+  Bed bed{nodes({{0}, {1}}, 2, "twin"), {2, 2, 180, 128, 2}};
+  bed.timeout_ns = 200'000'000;
+  bed.first_ticket = 1;  // the proxy waits for the slot before
+  Callers bedded(bed);
+  host_kernels::Rank& rank = bedded.callers[0]->rank;
+  Batch batch = batch_of(bed.shape, 0, 0);
+  batch.count = bed.shape.tokens;  // more pieces than a ring has slots
+  std::fill(batch.topk.begin(), batch.topk.end(), 1);
+  rank.dispatch(batch, kBoth);
+  CHECK(rank.failed() != 0);  // tokens or the ring, whichever was given up last
+  CHECK(rank.lost_ring());
+}
+
 TEST_CASE("what goes to a rank is left as it is once that is masked: its agent may yet read it") {
   Bed bed{nodes({{0}, {1}}, 2, "twin"), {2, 4, 6, 128, 2}};
   bed.mask = true;

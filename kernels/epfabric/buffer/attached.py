@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
+from epfabric.broker import Found
 from epfabric.errors import GroupFailed, SessionError
 from epfabric.limits import PAGE_BYTES
 from epfabric.messages import BAD_REQUEST
@@ -51,7 +52,8 @@ class Brokered:
 
     neighbours: the ranks of the node, where others are reached through the agents; so are these
     then, all of them, where one does not reach another's memory. Otherwise all ranks are of the
-    node, and that is an error.
+    node, and that is an error. A rank that cannot offer memory ends the group where there are
+    neighbours; otherwise it is an error of all.
     """
 
     own: Memory
@@ -76,27 +78,31 @@ class Brokered:
                 self._begin(size_bytes, name, undo, offers)
             except FAULTS as error:
                 why = said(error)
+                if self._agents and not self._offers_own:
+                    session.abort()  # ranks of other nodes hear of it in no other way
+                    raise SessionError(why) from error
             self._tell(name, verdicts, why, offers)
             failed = failures(self._said(verdicts))
             session.barrier()  # nobody withdraws before everybody has all
             offers.close()
             self._report(failed)
             if failed:
-                self._do_without(failed)
+                if not self._agents:
+                    raise SessionError(failed)
+                self._do_without()
             undo.pop_all()
 
     def close(self) -> None:
         while self._imported:
             self._imported.pop().close()
 
-    def _do_without(self, failed: str) -> None:
-        """Reaches no memory but this rank's own. Raises SessionError where that will not do."""
-        if not self._agents or not self._offers_own:
-            raise SessionError(failed)
+    def _do_without(self) -> None:
+        """Reaches no memory but this rank's own."""
         self.close()
-        world, rank = self._session.world_size, self._session.rank
-        self.addresses = [self.own.address if other == rank else 0 for other in range(world)]
-        self.sharers = max(self.sharers, 1)
+        rank = self._session.rank
+        self.addresses = [
+            self.own.address if other == rank else 0 for other in range(self._session.world_size)
+        ]
 
     def _begin(self, size_bytes: int, name: str, undo: ExitStack, offers: ExitStack) -> None:
         """Makes this rank's memory, and reaches the others'."""
@@ -135,29 +141,33 @@ class Brokered:
                 broker.withdraw(name)
 
     def _reach_all(self, name: str, gpu: str, size_bytes: int) -> None:
-        for rank in range(self._session.world_size):
-            if rank == self._session.rank:
-                self.addresses.append(self.own.address)
-                self.sharers += 1
-                continue
-            if rank not in self._ranks:
-                self.addresses.append(0)
-                continue
-            found = self._session.broker.find(rank, name, MEET_S)
-            try:
-                if found.size_bytes < size_bytes:
-                    # Whoever wrote to it as to its own would write beyond it.
-                    text = f"{found.size_bytes} bytes are there, not {size_bytes}"
-                    raise SessionError(text)
-                memory = self._maker.reach(found.fd, found.size_bytes)
-            except FAULTS as error:
-                text = f"the GPU memory of rank {rank} cannot be reached: {said(error)}"
-                raise SessionError(text) from error
-            finally:
-                os.close(found.fd)
-            self._imported.append(memory)
-            self.addresses.append(memory.address)
-            self.sharers += found.note == gpu
+        own = self._session.rank
+        self.sharers = 1
+        found: dict[int, Found] = {}
+        with ExitStack() as descriptors:
+            for rank in self._ranks:  # of all before one fails: who shares a GPU counts
+                if rank != own:
+                    found[rank] = one = self._session.broker.find(rank, name, MEET_S)
+                    descriptors.callback(os.close, one.fd)
+                    self.sharers += one.note == gpu
+            for rank in range(self._session.world_size):
+                if rank in found:
+                    self.addresses.append(self._reach(rank, found[rank], size_bytes))
+                else:
+                    self.addresses.append(self.own.address if rank == own else 0)
+
+    def _reach(self, rank: int, found: Found, size_bytes: int) -> int:
+        """Its address."""
+        try:
+            if found.size_bytes < size_bytes:
+                # Whoever wrote to it as to its own would write beyond it.
+                raise SessionError(f"{found.size_bytes} bytes are there, not {size_bytes}")
+            memory = self._maker.reach(found.fd, found.size_bytes)
+        except FAULTS as error:
+            text = f"the GPU memory of rank {rank} cannot be reached: {said(error)}"
+            raise SessionError(text) from error
+        self._imported.append(memory)
+        return memory.address
 
     def _said(self, name: str) -> Iterator[str]:
         """By rank, why it could not; where a rank is out of this one's sight, that."""
@@ -177,7 +187,7 @@ class Brokered:
         others = len(self._ranks) - 1
         if failed:
             self._session.broker.report("none", failed)
-        else:
+        elif others:  # else join() has said all
             text = f"a buffer has the memory of {others} other rank(s)"
             self._session.broker.report("posix_fd", text)
 

@@ -56,7 +56,7 @@ class Buffer(Owned):
             )
         if not allow_nvlink_for_low_latency_mode:
             raise NotImplementedError(
-                "low-latency calls use the memory of the node's GPUs only: "
+                "low-latency calls use the memory of the node's GPUs where they reach it: "
                 "allow_nvlink_for_low_latency_mode=False is not there yet"
             )
         self.group = group if group is not None else comm
@@ -330,7 +330,7 @@ class Buffer(Owned):
         self.parts.order.end(stream, False)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Masks nothing from the next call on."""
+        """From the next call on no rank is masked but those that only the agents reach."""
         stream = self.parts.order.begin(False)
         self.parts.masking().clean_mask(stream=stream.cuda_stream)
         self.parts.order.end(stream, False)
@@ -340,4 +340,4 @@ class Buffer(Owned):
         return self.parts.low_latency.next_rows(handle)
 
 
-_NO_NODES = "dispatch and combine between nodes are not there yet: use the ranks of one node"
+_NO_NODES = "high-throughput calls between nodes are not there yet: use the ranks of one node"

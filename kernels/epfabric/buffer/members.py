@@ -45,7 +45,8 @@ class Members(Protocol):
     def size(self) -> int: ...
 
     def window(self, size_bytes: int) -> Window:
-        """Made by all ranks together. Raises SessionError on all where one reaches not all."""
+        """Made by all ranks together. Raises SessionError on all where one cannot,
+        or reaches not all: unless those are reached through the agents then."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,7 @@ class Opened:
         for number, other in enumerate(offers):
             if other.node != own.node:
                 raise SessionError(
-                    f"rank {number} is on another node: only ranks of one node can have a buffer "
-                    "yet"
+                    f"rank {number} is on another node: give the Buffer a session and a region"
                 )
             if other.process != own.process:
                 self.addresses.append(self._open(other, number))

@@ -41,7 +41,7 @@ class Parts:
         timeout_s: float, low_latency_sms: int, region: Region | None = None,
     ) -> Parts:  # fmt: skip
         """region: for ranks whose memory is not reached. Raises SessionError where one is not
-        reached, ValueError for no group."""
+        reached, ValueError for no group. With a region, one rank's failure ends the session."""
         try:
             import torch
         except ImportError as error:
@@ -52,6 +52,8 @@ class Parts:
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         parts = Parts(members, Order(), Kernels("routing.cu"), mask)
         with ExitStack() as undo:
+            if region is not None:
+                undo.callback(session.abort)  # or ranks of other nodes would wait
             undo.callback(parts.stack.close)
             parts.stack.callback(parts.order.close)
             if session is not None:
@@ -92,6 +94,8 @@ class Parts:
                 through=agent.through if agent is not None else None,
             )
             self._connect(end, window, undo)
+        if agent is not None:
+            self.stack.callback(lambda: agent.note(lost=end.lost_ring()))
         return LowLatencyCalls(end, self.order)
 
     def _throughput(self, size_bytes: int, timeout_s: float) -> ThroughputCalls:

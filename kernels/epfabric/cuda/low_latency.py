@@ -234,6 +234,12 @@ class LowLatency:
         words = _words(self._masked, self.shape.world)
         return frozenset(rank for rank, word in enumerate(words) if word)
 
+    def lost_ring(self) -> bool:
+        """Whether a kernel gave up a ring in which there was no room; when no kernel runs."""
+        world = self.shape.world
+        row = 8 * (len(_AWAITED) - 1) * world
+        return any(_words(self.buffer.verdicts + row, world))
+
     def set_mask(self, rank: int, masked: bool, *, stream: int) -> None:
         """From the next kernel of that stream on."""
         from cuda.bindings import driver

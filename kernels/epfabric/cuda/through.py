@@ -25,7 +25,7 @@ class AgentEnd:
         if region.offset + size_bytes > MAX_OFFSET:
             raise SessionError(f"commands reach {MAX_OFFSET} bytes: the region ends beyond")
         loan, pod, agent = session.lend(SIGNAL_WORDS)
-        self._session, self._heads = session, loan.heads
+        self._session, self._heads, self._lost = session, loan.heads, False
         self._rank: RankOnDevice | None = None
         rings, depth, signals = session.rings, session.depth, session.signals
         world = session.world_size
@@ -48,6 +48,10 @@ class AgentEnd:
             )
             self._stack = undo.pop_all()
 
+    def note(self, *, lost: bool) -> None:
+        """lost: its kernels gave a ring up; the session lends none again."""
+        self._lost = lost
+
     def close(self) -> None:
         """After the last kernel that uses it (idempotent)."""
         if self._rank is not None:
@@ -55,4 +59,4 @@ class AgentEnd:
         self._stack.close()
 
     def _give_back(self) -> None:
-        self._session.lending.back(self._heads)
+        self._session.lending.back(self._heads, lost=self._lost)

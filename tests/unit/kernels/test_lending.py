@@ -34,6 +34,15 @@ def test_the_next_borrower_goes_on_where_the_last_one_came_to_with_words_of_its_
         lending.check(1)  # also between two borrowers
 
 
+def test_after_a_lost_ring_nothing_is_lent_again() -> None:
+    lending = Lending(rings=2, signals=16)
+    lending.take(5, used=[0])
+    lending.back([0, 70], lost=True)
+    for _ in range(2):
+        with pytest.raises(SessionError, match="is lost"):
+            lending.take(5, used=[0])
+
+
 def test_what_is_not_there_is_not_lent() -> None:
     with pytest.raises(SessionError, match="beside the first"):
         Lending(rings=1, signals=16).take(5, used=[])

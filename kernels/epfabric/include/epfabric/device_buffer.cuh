@@ -35,9 +35,9 @@ struct DeviceBuffer {
   uint64_t* messages;  // by destination rank: of the running dispatch
   uint64_t* counts;    // by expert: tokens of the running dispatch
   uint64_t* masked;    // by rank: not 0 when nothing goes there or comes from there
-  uint64_t*
-      verdicts;     // [Awaited][rank]: (call + 1) × 2, and 1 when it came; where ranks are masked
-  uint64_t* alarm;  // in host memory: as BufferState::failed, so that the next call can tell
+  uint64_t* verdicts;  // [Awaited][rank]: (call + 1) × 2, and 1 when it came; where ranks are
+                       // masked. Of kRing: 1 where a ring is lost
+  uint64_t* alarm;     // in host memory: as BufferState::failed, so that the next call can tell
   AbortWords aborts;
   uint64_t timeout_ns;
   Shape shape;

@@ -31,7 +31,7 @@ EPF_DEVICE inline unsigned char* outgoing(const DeviceBuffer& buffer, uint64_t o
 }
 
 // By a whole warp: pushes the commands of its lanes; a ring that has no room in time is lost, and
-// with it the buffer.
+// with it the buffer and its session.
 EPF_DEVICE inline bool push_to(const DeviceBuffer& buffer, uint32_t to, const Slot& command,
                                bool wanted, bool packed) {
   const DeviceRing ring = buffer.agent->ring(ring_of(buffer, to));
@@ -40,7 +40,11 @@ EPF_DEVICE inline bool push_to(const DeviceBuffer& buffer, uint32_t to, const Sl
     const Bounds bounds{buffer.agent->bounds().aborts, buffer.timeout_ns};
     pushed = push_warp(ring, command, wanted, bounds).waited == Waited::kDone;
   }
-  if (!pushed && platform::lane() == 0) fail(buffer, to, Awaited::kRing);
+  if (!pushed && platform::lane() == 0) {
+    const uint64_t row = uint64_t{static_cast<uint32_t>(Awaited::kRing)} * buffer.shape.world;
+    platform::store_device(buffer.verdicts + row + to, 1);  // stays, whatever fails after it
+    fail(buffer, to, Awaited::kRing);
+  }
   return pushed;
 }
 
