@@ -1,5 +1,4 @@
-// Links that use one NIC at a time, whose NICs go for good and come back, under the checker that
-// knows the ordering contract: what is sent twice, too late or not at all is seen.
+// Links that use one NIC at a time, whose NICs go for good and come back, under order_checker.h.
 #include <doctest/doctest.h>
 
 #include <cstdio>
