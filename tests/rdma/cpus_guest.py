@@ -67,6 +67,8 @@ class Rank(threading.Thread):
 
     def cpus(self) -> list[list[int]]:
         now = pinned(self.agent.pid)
+        if gone := [task for task in self.tasks if task not in now]:
+            raise TimeoutError(f"proxies {gone} ended while it ran; its outcome: {self.outcome}")
         return [now[task] for task in self.tasks]
 
     def where(self) -> dict[str, Any]:
