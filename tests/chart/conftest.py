@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -23,6 +23,7 @@ from chart.objects import (
 )
 from harness import helm
 from harness.cluster import Cluster
+from harness.process import wait_until
 
 RELEASE = "epfabric"
 EFFECT_S = 60.0
@@ -128,11 +129,9 @@ def wait_until_effective(admin: As) -> None:
 
     Those stored last may do so later than others: one that is stored after them all is waited for.
     """
-    end = time.monotonic() + EFFECT_S
     with last_policy(admin):
-        while not refused(lambda: dry(admin, config_map(LAST))):
-            assert time.monotonic() < end, f"a policy has no effect after {EFFECT_S} s"
-            time.sleep(0.1)
+        wait_until(lambda: refuses_last(admin), EFFECT_S, "the last policy is in force")
+    end = time.monotonic() + EFFECT_S
     told = ""
     while time.monotonic() < end:
         try:
@@ -173,14 +172,10 @@ def policy(kind: str, spec: Object) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": LAST}, "spec": spec}
 
 
-def config_map(name: str) -> Object:
-    metadata = {"name": name, "namespace": OTHER}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-
-
-def refused(ask: Callable[[], Object]) -> bool:
+def refuses_last(admin: As) -> bool:
+    metadata = {"name": LAST, "namespace": OTHER}
     try:
-        ask()
+        dry(admin, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
     except Refused:
         return True
     return False
