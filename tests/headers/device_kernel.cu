@@ -26,6 +26,13 @@ KERNEL void push_owned(const DeviceRank* rank, const Write* writes, uint32_t cou
   producer.give_back(rank->ring(1));
 }
 
+KERNEL void push_atomics(const DeviceRank* rank, uint64_t word, uint64_t value, AtomicEnd* out) {
+  Slot add{}, pair[2]{};
+  if (!pack_atomic(Op::kAdd, 1, word, value, add) || !pack_cas(1, word, 7, value, pair)) return;
+  out[0] = rank->wait_atomic(0, push_one(rank->ring(0), add, rank->bounds()).ticket);
+  out[1] = rank->wait_atomic(0, push_pair(rank->ring(0), pair, rank->bounds()).ticket);
+}
+
 KERNEL void wait_all(const DeviceRank* rank, uint64_t value, bool* done, Waited* waited) {
   if (platform::lane() == 0) {
     done[0] = rank->completed(0, value);

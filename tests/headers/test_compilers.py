@@ -17,7 +17,8 @@ LOW_LATENCY = ["dispatch_bf16", "dispatch_fp8", "combine"]
 CHANNELS = ["channels_meet", "channels_dispatch", "channels_combine"]
 KERNELS = {
     HERE / "push_kernel.cu": ["push_batch", "push_others", "take_one", "wait_for"],
-    HERE / "device_kernel.cu": ["push_shared", "push_owned", "wait_all"],
+    HERE / "device_kernel.cu": ["push_shared", "push_owned", "push_atomics", "wait_all"],
+    HERE.parent / "gpu/atomics.cu": ["change_words"],
     CUDA / "low_latency.cu": [*LOW_LATENCY, "settle"],
     CUDA / "routing.cu": ["route_tokens"],
     CUDA / "channels.cu": CHANNELS,

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "hammer.h"
+#include "host_atomics.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -9,6 +10,7 @@ using namespace epfabric::agent;
 namespace {
 
 constexpr uint32_t kRings = 3;
+constexpr uint32_t kBlocks = 2, kThreadRounds = 4;  // of a kernel
 
 void hammer(const GroupShape& shape) {
   CoreGroup group(shape);
@@ -17,6 +19,43 @@ void hammer(const GroupShape& shape) {
     CHECK(core->failure(1) == "");
     CHECK(core->atomics(1).starts_with("emulated: "));
   }
+  group.close();
+}
+
+// Two blocks change the owner's words. A chain for each word.
+void change_by_threads(const GroupShape& shape) {
+  CoreGroup group(shape);
+  const Segments& segments = group.pods[0].session->segments();
+  const host_kernels::Changes changes{const_cast<PodHeader*>(segments.pod_header()),
+                                      segments.header(),
+                                      shape.rings,
+                                      shape.depth,
+                                      shape.signals,
+                                      2,
+                                      0,
+                                      1,
+                                      16,
+                                      kBlocks,
+                                      kThreadRounds,
+                                      epfabric::test::seed(),
+                                      kTestLimitNs};
+  const std::vector<host_kernels::Change> done = changes.run();
+  REQUIRE(done.size() == size_t{kBlocks} * changes.block_threads() * kThreadRounds);
+  std::map<uint64_t, std::map<size_t, std::vector<Done>>> words;  // by thread
+  for (size_t i = 0; i < done.size(); ++i) {
+    const host_kernels::Change& c = done[i];
+    words[c.word][i / kThreadRounds].push_back({c.cas != 0, c.expected, c.value, c.old});
+  }
+  Swaps swaps;
+  for (const auto& [word, threads] : words) {
+    std::vector<std::vector<Done>> orders;
+    for (const auto& [thread, order] : threads) orders.push_back(order);
+    const Swaps some = check_chain(orders, *word_of(group.pods[1], word));
+    swaps.stored += some.stored, swaps.missed += some.missed;
+  }
+  CHECK(swaps.stored > 0);
+  CHECK(swaps.missed > 0);
+  for (const auto& ring : group.pods[0].session->rings()) CHECK(ring->idle());
   group.close();
 }
 
@@ -49,6 +88,19 @@ TEST_CASE("atomics of ranks of two nodes are one chain, and behind their ring's 
   shape.settings.gated = true;
   hammer(shape);
 #endif
+}
+
+TEST_CASE("atomics of a kernel's threads, alone and by warps, are one chain for each word") {
+  const uint32_t slots = 2 * host_kernels::Changes::block_threads();  // of a block in a round
+  GroupShape shape{{{0, 1}}, {2}, 2, slots, 2, 65536, {}};
+  change_by_threads(shape);
+  shape.nodes = {{0}, {1}};
+  shape.proxies = {1, 1};
+  shape.settings.provider = "twin";
+  change_by_threads(shape);
+  shape.rings = 1;  // of both blocks
+  shape.depth = slots * kBlocks * kThreadRounds;
+  change_by_threads(shape);
 }
 
 TEST_CASE("NICs apply atomics only where one reaches each rank") {

@@ -61,9 +61,8 @@ class Hammer {
   std::pair<uint64_t, Done> push(const Done& op) {
     const uint64_t ticket = pod_.rings[ring_].head;
     Slot slots[2];
-    pack_atomic(op.cas ? Op::kCas : Op::kAdd, owner_, word_, op.cas ? op.expected : op.value,
-                slots[0]);
-    pack_atomic(Op::kCasSwap, 0, 0, op.value, slots[1]);
+    op.cas ? pack_cas(owner_, word_, op.expected, op.value, slots)
+           : pack_atomic(Op::kAdd, owner_, word_, op.value, slots[0]);
     const bool pushed = pod_.push(ring_, slots, op.cas ? 2 : 1, pod_.aborts());
     return {pushed ? ticket : kNoTicket, op};
   }
@@ -81,13 +80,16 @@ inline uint64_t* word_of(const RankPod& pod, uint64_t word) {
 }
 
 // The operations are one chain from 0 to what the word holds: none lost, none twice. Values are
-// draws of 64 bits, so that each stands in the chain once.
-inline void check_chain(const std::vector<std::unique_ptr<Hammer>>& hammers, uint64_t held) {
+// draws of 64 bits, so that each stands in the chain once. `orders`: operations that followed each
+// other. How many CAS stored their value, and how many did not.
+struct Swaps {
+  size_t stored = 0, missed = 0;
+};
+inline Swaps check_chain(const std::vector<std::vector<Done>>& orders, uint64_t held) {
   std::map<uint64_t, uint64_t> next;  // value before -> after
   size_t effects = 0;
-  for (const auto& hammer : hammers) {
-    REQUIRE(hammer->whole());
-    for (const Done& op : hammer->done()) {
+  for (const auto& order : orders) {
+    for (const Done& op : order) {
       if (!op.effect()) continue;
       effects += 1;
       next[op.old] = op.after();
@@ -102,19 +104,29 @@ inline void check_chain(const std::vector<std::unique_ptr<Hammer>>& hammers, uin
     place[value] = at;
   }
   CHECK(value == held);
-  size_t swapped = 0, missed = 0;
-  for (const auto& hammer : hammers) {
+  Swaps swaps;
+  for (const auto& order : orders) {
     size_t before = 0;
-    for (const Done& op : hammer->done()) {
+    for (const Done& op : order) {
       REQUIRE(place.contains(op.old));  // also where it found another value than it expected
       REQUIRE(place[op.old] >= before);
       before = place[op.old] + (op.effect() ? 1 : 0);
-      swapped += op.cas && op.effect();
-      missed += !op.effect();
+      swaps.stored += op.cas && op.effect();
+      swaps.missed += !op.effect();
     }
   }
-  CHECK(swapped > 0);
-  CHECK(missed > 0);
+  return swaps;
+}
+
+inline void check_chain(const std::vector<std::unique_ptr<Hammer>>& hammers, uint64_t held) {
+  std::vector<std::vector<Done>> orders;
+  for (const auto& hammer : hammers) {
+    REQUIRE(hammer->whole());
+    orders.push_back(hammer->done());
+  }
+  const Swaps swaps = check_chain(orders, held);
+  CHECK(swaps.stored > 0);
+  CHECK(swaps.missed > 0);
 }
 
 inline uint64_t stamp_of(uint64_t rank, uint64_t round) {

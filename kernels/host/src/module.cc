@@ -105,8 +105,7 @@ std::tuple<Status, uint64_t> push_add(Ring& ring, uint32_t rank, uint64_t word, 
 std::tuple<Status, uint64_t> push_cas(Ring& ring, uint32_t rank, uint64_t word, uint64_t expected,
                                       uint64_t value, uint64_t timeout_ns) {
   Slot pair[2]{};
-  if (!pack_atomic(Op::kCas, rank, word, expected, pair[0]) ||
-      !pack_atomic(Op::kCasSwap, 0, 0, value, pair[1])) {
+  if (!pack_cas(rank, word, expected, value, pair)) {
     throw std::invalid_argument("a field of ATOMIC CAS does not fit");
   }
   need_attached(ring.segments());

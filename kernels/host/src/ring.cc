@@ -87,12 +87,8 @@ Waited Ring::publish(const Slot* commands, uint32_t count, uint64_t timeout_ns) 
 uint64_t Ring::completed() const { return platform::load_acquire(&counters_->completed); }
 
 std::optional<uint64_t> Ring::result(uint64_t ticket) const {
-  const AtomicResult& at = results_[ticket & (producer_.depth - 1)];
-  // Partner: the proxy, which stores 0, `old`, then `done`.
-  if (platform::load_acquire(&at.done) != ticket + 1) return std::nullopt;
-  const uint64_t old = platform::load_relaxed(&at.old);
-  platform::fence_acquire();
-  if (platform::load_relaxed(&at.done) != ticket + 1) return std::nullopt;
+  uint64_t old = 0;
+  if (!results_[ticket & (producer_.depth - 1)].read(ticket, old)) return std::nullopt;
   return old;
 }
 

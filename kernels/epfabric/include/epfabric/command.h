@@ -147,6 +147,13 @@ EPF_HOST_DEVICE constexpr bool pack_atomic(Op op, uint32_t rank, uint64_t offset
   return true;
 }
 
+// Both slots of a CAS.
+EPF_HOST_DEVICE constexpr bool pack_cas(uint32_t rank, uint64_t offset, uint64_t expected,
+                                        uint64_t value, Slot (&out)[2]) {
+  return pack_atomic(Op::kCas, rank, offset, expected, out[0]) &&
+         pack_atomic(Op::kCasSwap, 0, 0, value, out[1]);
+}
+
 EPF_HOST_DEVICE constexpr uint64_t operand_of(const Slot& slot) {
   return ((slot.lo >> field::kOperandTop) & 1) << 63 | slot.hi;
 }

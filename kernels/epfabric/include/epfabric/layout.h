@@ -61,6 +61,14 @@ struct AtomicResult {
   // Ticket + 1 of the ATOMIC; another value: it is not complete, or ended without an answer, and
   // may have been applied all the same.
   uint64_t done;
+
+  // False where it is not the result of that ticket. Partner: Ring::store_result() of the agent.
+  EPF_HOST_DEVICE bool read(uint64_t ticket, uint64_t& value) const {
+    if (platform::load_acquire(&done) != ticket + 1) return false;
+    value = platform::load_relaxed(&old);
+    platform::fence_acquire();
+    return platform::load_relaxed(&done) == ticket + 1;
+  }
 };
 static_assert(sizeof(AtomicResult) == 16);
 

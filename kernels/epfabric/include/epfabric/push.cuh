@@ -50,22 +50,36 @@ EPF_DEVICE inline void store_slot(Slot* slots, uint32_t depth, uint64_t ticket,
   platform::store_relaxed_pair(&slots[ticket & (depth - 1)].lo, command.lo | lap, command.hi | lap);
 }
 
+// Tickets that follow each other, and room for all of them before the first slot is stored.
+EPF_DEVICE inline Pushed push_slots(const DeviceRing& ring, const Slot* slots, uint32_t count,
+                                    const Bounds& bounds) {
+  const uint64_t ticket = platform::fetch_add_device(ring.head, count);
+  const Waited waited = await_room(ring, ticket + count, bounds);
+  if (waited != Waited::kDone) return {waited, ticket};
+  platform::fence_release();  // partner: fence_acquire() in Consumer::peek()
+  for (uint32_t i = 0; i < count; ++i) store_slot(ring.slots, ring.depth, ticket + i, slots[i]);
+  return {Waited::kDone, ticket};
+}
+
 }  // namespace detail
 
 // One thread pushes one command; the fence covers its own payload and what it has seen of others'.
 EPF_DEVICE inline Pushed push_one(const DeviceRing& ring, const Slot& command,
                                   const Bounds& bounds) {
-  const uint64_t ticket = platform::fetch_add_device(ring.head, 1);
-  const Waited waited = detail::await_room(ring, ticket + 1, bounds);
-  if (waited != Waited::kDone) return {waited, ticket};
-  platform::fence_release();  // partner: fence_acquire() in Consumer::peek()
-  detail::store_slot(ring.slots, ring.depth, ticket, command);
-  return {Waited::kDone, ticket};
+  return detail::push_slots(ring, &command, 1, bounds);
+}
+
+// One thread pushes a CAS, as pack_cas() makes it: no other command comes between its slots,
+// whoever else pushes. Its ticket is the first one's.
+EPF_DEVICE inline Pushed push_pair(const DeviceRing& ring, const Slot (&pair)[2],
+                                   const Bounds& bounds) {
+  return detail::push_slots(ring, pair, 2, bounds);
 }
 
 // A whole warp pushes the commands of those lanes that want to, in the order of the lanes: one
 // fetch-and-add, one fence for the payload that any lane wrote, neighbouring slots in one go. Every
-// lane gets the result; its ticket means something where it wanted to.
+// lane gets the result; its ticket means something where it wanted to. Two lanes, of which none
+// between them wants to, may push the slots of a CAS.
 EPF_DEVICE inline Pushed push_warp(const DeviceRing& ring, const Slot& command, bool wanted,
                                    const Bounds& bounds) {
   const uint64_t lanes = platform::ballot(wanted);

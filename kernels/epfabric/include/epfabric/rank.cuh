@@ -7,6 +7,16 @@
 
 namespace epfabric {
 
+// How an ATOMIC ended. Known: `old` is what its word held before it; a CAS stored its value where
+// that is what it expected. Else, after kDone, it has no answer: it was refused, or its rank is
+// masked, and then it may have taken effect all the same. Or its place was taken by a later one:
+// nobody may push as many slots as the ring is deep behind an ATOMIC before it was read.
+struct AtomicEnd {
+  Waited waited;
+  bool known;
+  uint64_t old;
+};
+
 struct DeviceRank {
   unsigned char* pod;          // pod segment, as the GPU maps it
   const unsigned char* agent;  // agent segment, as the GPU maps it
@@ -51,6 +61,16 @@ struct DeviceRank {
   EPF_DEVICE Waited wait_completed(uint32_t ring, uint64_t ticket) const {
     const Bounds until = bounds();
     return wait_at_least(&counters(ring)->completed, ticket + 1, until.aborts, until.timeout_ns);
+  }
+
+  // By its ticket, that of the first slot of a CAS.
+  EPF_DEVICE AtomicEnd wait_atomic(uint32_t ring, uint64_t ticket) const {
+    const Waited waited = wait_completed(ring, ticket);
+    if (waited != Waited::kDone) return {waited, false, 0};
+    const auto* results = reinterpret_cast<const AtomicResult*>(agent + layout().results);
+    AtomicEnd end{waited, false, 0};
+    end.known = results[uint64_t{ring} * depth + (ticket & (depth - 1))].read(ticket, end.old);
+    return end;
   }
 
   // What the writer wrote before its word reached `value` is readable after kDone.
