@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epfabric_crds.names import NODES_NAMESPACE, STATE_DIR
+from epfabric_crds.names import NODES_NAMESPACE, POD_RESOURCES, STATE_DIR
 
 from epfabric_agent.budget import RANKS_PER_NODE, REGIONS, WORLDS
 
@@ -38,6 +38,7 @@ class Options:
     sockets: Path
     kubeconfig: Path | None
     namespace: str
+    pod_resources: Path
     pod_uid: str = ""
     stop_s: float = STOP_S
 
@@ -66,6 +67,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], Any], str, str, str], ...] = (
     ("--namespace", str, "POD_NAMESPACE", "NAME", f"the agents' namespace ({NODES_NAMESPACE})"),
     ("--pod-uid", str, "POD_UID", "UID", "the agent's own pod, for its status (POD_UID)"),
     ("--kubeconfig", Path, "", "FILE", "how to reach the API server (the pod's account)"),
+    ("--pod-resources", Path, "", "FILE", f"which GPUs pods have: a socket ({POD_RESOURCES})"),
     ("--stop-s", _seconds, "", "S", f"seconds from a signal to the process's end ({STOP_S:g})"),
     ("--manifest", Path, "", "FILE", "EPFabric and EPFabricPeers: run without Kubernetes"),
     ("--pki", Path, "", "DIR", "with --manifest: ca.crt, NODE.crt, NODE.key (STATE-DIR/pki)"),
@@ -129,6 +131,7 @@ def options_of(parsed: argparse.Namespace) -> Options:
         sockets=parsed.socket_dir or state_dir / "sockets",
         kubeconfig=parsed.kubeconfig,
         namespace=parsed.namespace or NODES_NAMESPACE,
+        pod_resources=parsed.pod_resources or Path(POD_RESOURCES),
         pod_uid=parsed.pod_uid or "",
         stop_s=parsed.stop_s or STOP_S,
     )

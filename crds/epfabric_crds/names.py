@@ -43,6 +43,8 @@ OPERATOR_STATUS_MANAGER = "epfabric-operator-status"
 AGENT_MANAGER = "epfabric-agent"
 
 STATE_DIR = "/var/lib/epfabric"
+KUBELET_ROOT = "/var/lib/kubelet"
+POD_RESOURCES = f"{KUBELET_ROOT}/pod-resources/kubelet.sock"  # as an agent sees it
 POD_VOLUME = "epfabric"
 POD_DIRECTORY = "/var/run/epfabric"
 POD_SOCKET = "/var/run/epfabric/agent.sock"

@@ -1,12 +1,16 @@
-"""Decides which rank of how many this process is, from what its launcher left behind."""
+"""Decides which rank of how many this process is, from what its launcher left behind, and which GPU
+it uses."""
 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 from epfabric.errors import SessionError
 
+_MAPS = Path("/proc/self/maps")
 _ORDINAL = re.compile(r".*-(\d+)")
 _WORLD = ("WORLD_SIZE", "EPFABRIC_WORLD_SIZE")
 _SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -63,3 +67,20 @@ def _number(name: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text):
         raise SessionError(f"{name} is {text!r}; it must be a whole number from 0")
     return int(text)
+
+
+def uses_cuda() -> bool:
+    """Whether anything of this process has loaded NVIDIA's driver."""
+    return b"libcuda.so" in _MAPS.read_bytes()  # names of files may be any bytes
+
+
+def gpu_in_use() -> str | None:
+    """The UUID of the GPU whose CUDA context is current; None where none is, or nobody can tell."""
+    try:
+        if not uses_cuda():
+            return None
+        from epfabric.cuda import shared
+
+        return f"GPU-{uuid.UUID(hex=shared.uuid())}"
+    except (ImportError, SessionError, OSError, RuntimeError):
+        return None

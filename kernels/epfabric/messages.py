@@ -48,6 +48,7 @@ ERROR_CODES = frozenset(
         "bad-state",  # a message of this protocol at the wrong time
         "abi",  # library and agent, or two agents, speak no version in common
         "cordoned",  # the node admits no new group now; worth another try
+        "gpu",  # the GPU is not one of the pod's
         "rank",  # the rank is outside the group's world
         "world-size",  # the group was opened with another world size
         "duplicate-rank",  # another pod holds this rank

@@ -17,7 +17,7 @@ from epfabric import messages, wire
 from epfabric.broker import Broker
 from epfabric.errors import GroupFailed, SessionError, Timeout
 from epfabric.failure import Failure, wait_until
-from epfabric.identity import rank_and_world
+from epfabric.identity import gpu_in_use, rank_and_world
 from epfabric.lending import Lending, Loan
 from epfabric.limits import ABI_OLDEST, ABI_VERSION
 from epfabric.region import Region, make_memfd
@@ -350,7 +350,9 @@ def connect(
 
     socket: the agent's socket, by default EPFABRIC_SOCKET or where the volume is mounted.
     rank, world_size: by default from RANK and WORLD_SIZE, then JOB_COMPLETION_INDEX,
-    LWS_WORKER_INDEX, the pod's ordinal. timeout_s: bound of connecting and of every later wait
+    LWS_WORKER_INDEX, the pod's ordinal. gpu: the UUID of the GPU that this process uses, near which
+    its proxies then run; by default that of the current CUDA context, and none where its agent does
+    not take that one. "": none. timeout_s: bound of connecting and of every later wait
     that is given none. Raises SessionError with what to do.
     """
     try:
@@ -365,16 +367,12 @@ def connect(
     deadline = time.monotonic() + timeout_s
     try:
         hello = messages.Hello(
-            abi=ABI_VERSION,
-            oldest=ABI_OLDEST,
-            rank=rank,
-            world_size=world_size,
-            gpu=gpu,
-            pid=os.getpid(),
-        )
+            abi=ABI_VERSION, oldest=ABI_OLDEST, rank=rank, world_size=world_size,
+            gpu=gpu_in_use() if gpu is None else gpu or None, pid=os.getpid(),
+        )  # fmt: skip
     except messages.MessageError as error:
         raise SessionError(str(error)) from error
-    sock, reply, fds = wire.attach(path, hello, deadline)
+    sock, reply, fds = wire.attach(path, hello, deadline, gpu_asked=gpu is not None)
     try:
         try:
             segments = _producer.Segments(

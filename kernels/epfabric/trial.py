@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from epfabric import messages
 from epfabric.broker import Broker
 from epfabric.errors import SessionError
+from epfabric.identity import uses_cuda
 
 NAME = "trial"  # the agent looks for it
 TRIAL_BYTES = 32 << 10  # a word of each rank, and one more
-_MAPS = Path("/proc/self/maps")
 FAULTS = (SessionError, OSError, RuntimeError)
 """Of a Maker or its memory: cuda.bindings raises RuntimeError for what an old driver lacks."""
 
@@ -64,7 +63,7 @@ class Cuda:
         return shared.uuid()
 
     def make(self, size_bytes: int) -> Memory:
-        if b"libcuda.so" not in _MAPS.read_bytes():  # names of files may be any bytes
+        if not uses_cuda():
             raise SessionError("this process uses no GPU")
         try:
             from epfabric.cuda import shared

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from epfabric import messages
@@ -15,6 +17,7 @@ _RETRY_S = 0.1
 CORDONED_S = 1.0
 # BlockingIOError: the agent has not accepted the connections that came before.
 _NOT_YET = (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError)
+_NO_GPU = ("gpu", "unsupported")  # not the pod's; an agent that takes none
 _IO_TIMEOUT_S = 10.0  # packets are small and go one at a time: only a stopped agent takes long
 R = TypeVar("R", bound=messages.Reply)
 
@@ -82,15 +85,22 @@ def say_hello(
 
 
 def attach(
-    path: str, hello: messages.Hello, deadline: float
+    path: str, hello: messages.Hello, deadline: float, *, gpu_asked: bool = True
 ) -> tuple[socket.socket, messages.HelloReply, tuple[int, int]]:
-    """Connects and says hello; while the node admits no new group, again, until the deadline."""
+    """Connects and says hello; while the node admits no new group, again, until the deadline.
+
+    A GPU that nobody asked for is left out where the agent does not take it.
+    """
     while True:
         sock = open_socket(path, deadline)
         try:
             return sock, *say_hello(sock, hello, deadline)
         except SessionError as error:
             sock.close()
+            if error.code in _NO_GPU and hello.gpu is not None and not gpu_asked:
+                warnings.warn(f"connected without a GPU: {error}", stacklevel=3)
+                hello = replace(hello, gpu=None)
+                continue
             if error.code != "cordoned" or time.monotonic() + CORDONED_S > deadline:
                 raise
             time.sleep(CORDONED_S)

@@ -38,6 +38,7 @@ class Config:
     agent_port: int
     agent_priority_class: str
     agent_pull_policy: str
+    kubelet_root: str
     namespace: str
     nodes_namespace: str
     kubeconfig: str | None
@@ -180,6 +181,13 @@ def _add_agents(parser: argparse.ArgumentParser, env: Mapping[str, str]) -> None
         default=env.get("EPFABRIC_AGENT_PULL_POLICY", "IfNotPresent"),
         help="when kubelets pull the agents' image (env EPFABRIC_AGENT_PULL_POLICY)",
     )
+    parser.add_argument(
+        "--kubelet-root",
+        type=_folder,
+        default=env.get("EPFABRIC_KUBELET_ROOT", names.KUBELET_ROOT),
+        help="the kubelets' --root-dir, in which agents find the socket that tells which GPUs pods"
+        f" have (env EPFABRIC_KUBELET_ROOT, default {names.KUBELET_ROOT})",
+    )
 
 
 def metrics_url(environ: Mapping[str, str]) -> str:
@@ -190,6 +198,12 @@ def metrics_url(environ: Mapping[str, str]) -> str:
     if url and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise ValueError(f"{full or base!r} is no http(s) URL: write it like http://collector:4318")
     return url
+
+
+def _folder(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no absolute path")
+    return text
 
 
 def _positive(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import PurePath
 from typing import Any
 
 from epfabric_crds import EPFabric, names
@@ -33,6 +34,7 @@ def daemonsets(
     namespace: str,
     priority_class: str = PRIORITY_CLASS,
     pull_policy: str = PULL_POLICY,
+    kubelet_root: str = names.KUBELET_ROOT,
 ) -> list[dict[str, Any]]:
     """One DaemonSet a pool, or one for all nodes; without metadata that all objects share."""
     pools: list[AgentPool | None] = [*fabric.spec.agent.pools] or [None]
@@ -40,6 +42,7 @@ def daemonsets(
     for pool in pools:
         pod = {**_pod(fabric, pool, image, port), "priorityClassName": priority_class}
         pod["containers"][0]["imagePullPolicy"] = pull_policy
+        _show_pod_resources(pod, kubelet_root)
         made.append(_daemonset(fabric, pool, pod, namespace))
     return made
 
@@ -108,6 +111,14 @@ def _pod(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dic
         "containers": [_container(fabric, pool, image, port)],
         "volumes": volumes,
     }
+
+
+def _show_pod_resources(pod: dict[str, Any], kubelet_root: str) -> None:
+    """The kubelet's socket, by its folder, since a kubelet that starts again makes it anew."""
+    seen = {"name": "pod-resources", "mountPath": str(PurePath(names.POD_RESOURCES).parent)}
+    host = {"path": f"{kubelet_root.rstrip('/')}/pod-resources", "type": "DirectoryOrCreate"}
+    pod["containers"][0]["volumeMounts"].append({**seen, "readOnly": True})
+    pod["volumes"].append({"name": "pod-resources", "hostPath": host})
 
 
 def _container(fabric: EPFabric, pool: AgentPool | None, image: str, port: int) -> dict[str, Any]:

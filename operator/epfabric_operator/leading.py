@@ -99,6 +99,7 @@ class Leading:
             policies,
             config.agent_priority_class,
             config.agent_pull_policy,
+            config.kubelet_root,
         )
         reconciler = Reconciler(kube, observer, wanted, events, self._metrics)
         places = Places(config.namespace, config.nodes_namespace)

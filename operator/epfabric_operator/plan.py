@@ -33,6 +33,7 @@ class PlanConfig:
     policies: str | None  # version in which the API server has MutatingAdmissionPolicyBindings
     agent_priority_class: str = PRIORITY_CLASS
     agent_pull_policy: str = PULL_POLICY
+    kubelet_root: str = names.KUBELET_ROOT
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _daemonsets(fabric: EPFabric, config: PlanConfig) -> list[dict[str, Any]]:
         config.namespace,
         config.agent_priority_class,
         config.agent_pull_policy,
+        config.kubelet_root,
     )
 
 

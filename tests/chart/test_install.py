@@ -78,6 +78,7 @@ def test_values_reach_what_they_are_for() -> None:
     assert environment["EPFABRIC_AGENT_IMAGE"] == "registry.example/agent:9"
     assert environment["EPFABRIC_AGENT_PORT"] == "0"
     assert environment["EPFABRIC_AGENT_PULL_POLICY"] == "Always"
+    assert environment["EPFABRIC_KUBELET_ROOT"] == "/data/kubelet"
     assert {"name": "health", "containerPort": 9000} in operator["ports"]
 
 

@@ -142,6 +142,7 @@ def request(rng: random.Random) -> messages.Request:
     size, name = PAGE_BYTES * rng.choice((1, 1, 4)), rng.choice(("a", "b"))
     likely: list[messages.Request] = [
         hello(rng.randrange(3), rng.choice((1, 2, 3))),
+        replace(hello(rng.randrange(3), 3), gpu=rng.choice(("GPU-1", "\0"))),  # nobody has one
         messages.Register(kind="memfd", bytes=size),
         messages.Offer(kind="posix_fd", bytes=size, name=name, note=""),
         messages.Unregister(name=name),

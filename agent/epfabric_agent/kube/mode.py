@@ -25,6 +25,7 @@ from epfabric_agent.kube.certificate_loop import Certificates, by_api
 from epfabric_agent.kube.group_report import GroupReporter
 from epfabric_agent.kube.nics import KubeNics
 from epfabric_agent.kube.pod_events import PodEvents
+from epfabric_agent.kube.pod_resources import PodResources
 from epfabric_agent.kube.publish import StatusWriter
 from epfabric_agent.kube.settings import SettingsWatch, Wanted
 from epfabric_agent.kube.status import facts_of_agent
@@ -91,6 +92,7 @@ class KubeMode:
             self._reporter.find,
             Machine(),
             changed=self._wake.set,
+            held=PodResources(options.pod_resources),
         )
         self._nics_wake = asyncio.Event()
         self.nics = KubeNics(

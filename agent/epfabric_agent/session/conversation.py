@@ -145,7 +145,8 @@ class Conversation:
         finally:
             for fd in fds:
                 os.close(fd)
-        _log.info("rank %d of %s: session of %s", local.rank, part.group, local.pod)
+        gpu = f", on {hello.gpu}" if hello.gpu else ""
+        _log.info("rank %d of %s: session of %s%s", local.rank, part.group, local.pod, gpu)
 
     async def _register(self, request: messages.Register, packet: Packet) -> messages.RegisterReply:
         from epfabric_agent._native import NativeError

@@ -49,6 +49,7 @@ async def open_session(
 ) -> Opened:
     """Raises Refusal; then nothing is left behind."""
     check(hello)
+    numa = await current.gpus.home(hello.gpu, pod)
     last_epoch = await current.hub.last_epoch(pod) if hello.rank == 0 else 0
     await current.hub.ended(pod, hello.rank)
     # A pod that gets CPUs of its own takes them from the others' just before it starts.
@@ -69,7 +70,7 @@ async def open_session(
         if isinstance(error, QuotaError):
             raise Refusal(error.code, str(error)) from error
         raise
-    local = make_rank(hello, who, handle, pod, connection, services, memory)
+    local = make_rank(hello, who, handle, pod, connection, services, memory, numa)
     # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
     local.opening = asyncio.create_task(open_native(local, pod, services, memory))
@@ -83,10 +84,6 @@ async def open_session(
 
 
 def check(hello: messages.Hello) -> None:
-    if hello.gpu is not None:
-        raise Refusal(
-            "unsupported", "this agent serves host memory only: connect without a GPU's UUID"
-        )
     if hello.rank >= hello.world_size:
         raise Refusal(
             "rank",
@@ -138,10 +135,12 @@ def make_rank(
     connection: Connection,
     services: Services,
     memory: Memory,
+    numa: int | None,
 ) -> LocalRank:
+    """`numa`: where its GPU is; None: no GPU is named, or nobody knows."""
     wanted = services.settings.proxies
     ledger = services.cpus.ledger
-    sample = services.cpus.take(wanted.per_gpu, strict=wanted.numa == "Strict")
+    sample = services.cpus.take(wanted.per_gpu, strict=wanted.numa == "Strict", numa=numa)
 
     def release() -> None:
         ledger.give_back(sample)

@@ -36,10 +36,13 @@ class ProxyCpus:
         self.usable = Cpus((), {})
         self.ledger = CpuLedger()
 
-    def take(self, wanted: int, strict: bool) -> int:
-        """Gives a session's proxies CPUs; by this number, which no other session ever has."""
+    def take(self, wanted: int, strict: bool, numa: int | None = None) -> int:
+        """Gives a session's proxies CPUs; by this number, which no other session ever has.
+
+        `numa`: the node that they are to be on; None: the one with the most room.
+        """
         number = next(self._numbers)
-        self.ledger.take(number, wanted, self.usable, None, strict)
+        self.ledger.take(number, wanted, self.usable, numa, strict)
         self._tell()
         return number
 

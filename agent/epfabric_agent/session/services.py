@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from epfabric_crds import Settings
 
 from epfabric_agent.groups.hub import Hub
+from epfabric_agent.session.gpus import Gpus
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
@@ -49,6 +50,9 @@ class Current(Protocol):
 
     @property
     def cpus(self) -> ProxyCpus: ...
+
+    @property
+    def gpus(self) -> Gpus: ...
 
     async def services(self) -> Services:
         """Waits while the core is being replaced; else returns at once, without a pause.

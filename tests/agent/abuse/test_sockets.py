@@ -145,7 +145,7 @@ def test_packets_that_make_no_sense_are_answered_and_the_next_one_is_heard(
             sock = open_socket(pair.socket("a"))
             continue
         code, text = refused(answer)
-        assert code in ("bad-request", "abi", "rank", "unsupported", "duplicate-rank"), packet
+        assert code in ("bad-request", "abi", "rank", "gpu", "duplicate-rank"), packet
         assert 0 < len(text) <= 4096
     sock.send(b"")  # the same as end of file
     assert said(sock) == {}
@@ -171,7 +171,7 @@ def test_hellos_that_do_not_fit_are_refused_with_what_to_do(pair: TwoAgents) -> 
             "abi",
             "speaks version 7 .* this node version 1: wait until",
         ),
-        (hello(0, 3, gpu="GPU-1"), "unsupported", "connect without a GPU"),
+        (hello(0, 3, gpu="GPU-1"), "gpu", "this node has no GPU 'GPU-1' that its agent can see"),
     ]
     with Seat(pair.socket("a"), 1, 3) as seat:
         code, text = refused(ask(seat.sock, hello(1, 3)))

@@ -81,7 +81,7 @@ def test_room_for_links_is_kept_until_they_are_there_or_the_session_has_ended() 
     for ends_first in (False, True):
         memory = admit_memory(HELLO, POD, agent.services)
         nothing = cast(Any, SimpleNamespace(tell=None, hung_up=None))
-        local = make_rank(HELLO, "p", 1, POD, nothing, agent.services, memory)
+        local = make_rank(HELLO, "p", 1, POD, nothing, agent.services, memory, None)
         memory.opening.settle()
         # What NICs have pinned by then is no longer to come.
         assert agent.room.held_bytes == queue_bytes(Settings(), 4 * WORLD, 1)[1]

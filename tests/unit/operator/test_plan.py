@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from epfabric_crds import EPFabric, EPFabricNode, to_dict
 from epfabric_operator import paths
 from epfabric_operator.config import parse
@@ -213,6 +214,25 @@ def test_pools_that_change_do_not_take_agents_from_running_groups() -> None:
         assert list(made.delete) == deleted
         assert [dict(change.labels) for change in made.relabel] == labels
         assert (made.update.summary.reason == "PoolsWait") is bool(groups)
+
+
+@pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet/"])
+def test_agents_see_what_the_kubelet_gave_to_pods_where_the_kubelets_root_is(root: str) -> None:
+    told = parse([], {"EPFABRIC_AGENT_IMAGE": "agent:1", "EPFABRIC_KUBELET_ROOT": root})
+    config = dataclasses.replace(CONFIG, kubelet_root=told.kubelet_root)
+    (made,) = bodies(plan("moe", world(fabric(), node("n", pool="moe")), config), "DaemonSet")
+    pod = made["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "pod-resources"]
+    assert volume["hostPath"]["path"] == root.rstrip("/") + "/pod-resources"
+    mounts = pod["containers"][0]["volumeMounts"]
+    (mount,) = [one for one in mounts if one["name"] == "pod-resources"]
+    assert (mount["mountPath"], mount["readOnly"]) == ("/var/lib/kubelet/pod-resources", True)
+
+
+def test_a_kubelets_root_that_is_no_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--agent-image=agent:1", "--kubelet-root=kubelet"], {})
+    assert "'kubelet' is no absolute path" in capsys.readouterr().err
 
 
 def test_agents_are_pulled_as_the_installation_says() -> None:
