@@ -39,6 +39,7 @@ class Broker:
         self._exchange = exchange
         self._names = itertools.count()
         self.nvlink: tuple[messages.NvlinkKind, str] = ("none", "join() tries it")
+        self.fabric = ""  # whether its GPU makes handles for other nodes, as the trial found
         self.neighbours: tuple[int, ...] = ()  # ranks of the node that offered GPU memory at join
 
     def end(self) -> None:

@@ -53,6 +53,10 @@ class Maker(Protocol):
     def reach(self, fd: int, size_bytes: int) -> Memory:
         """What another rank exported."""
 
+    def fabric(self) -> str:
+        """Why the device makes no handles that other nodes of an NVLink domain could use; empty
+        where it does."""
+
 
 class Cuda:
     """Memory of the GPU whose context is current."""
@@ -76,6 +80,11 @@ class Cuda:
         from epfabric.cuda import shared
 
         return shared.SharedMemory.of(fd, size_bytes)
+
+    def fabric(self) -> str:
+        from epfabric.cuda import shared
+
+        return shared.no_fabric()
 
 
 def said(error: BaseException) -> str:
@@ -114,7 +123,9 @@ class Trial:
         try:
             for rank in others:
                 self._try(rank)
-            self.result = ("posix_fd", f"wrote to the GPU memory of {len(others)} other rank(s)")
+            self._broker.fabric = self._fabric()
+            text = f"wrote to the GPU memory of {len(others)} other rank(s)"
+            self.result = ("posix_fd", f"{text}; {self._broker.fabric}")
         except FAULTS as error:
             self.result = ("none", said(error))
         with contextlib.suppress(SessionError):  # what is wrong then, join() says
@@ -142,6 +153,16 @@ class Trial:
             self._offered = True
         finally:
             os.close(fd)
+
+    def _fabric(self) -> str:
+        """For the status alone: within a node descriptors reach all that such handles would."""
+        try:
+            why = self._maker.fabric()
+        except FAULTS as error:
+            why = said(error)
+        return (
+            f"no fabric handles: {why}" if why else "fabric handles can be made, and are not used"
+        )
 
     def _try(self, rank: int) -> None:
         found = self._broker.find(rank, NAME)

@@ -75,6 +75,9 @@ class Maker:
         self._fault()
         return Memfd(fd, size_bytes)
 
+    def fabric(self) -> str:
+        return "they are memfds"
+
 
 def fails() -> None:
     raise epfabric.SessionError("CUDA: some reason")

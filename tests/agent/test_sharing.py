@@ -246,9 +246,9 @@ def tried(pair: TwoAgents, makers: dict[int, Maker]) -> Iterator[list[epfabric.S
 def test_ranks_try_at_join_what_they_reach_and_say_so(pair: TwoAgents) -> None:
     with tried(pair, {rank: Maker() for rank in range(4)}) as sessions:
         assert [one.nvlink[0] for one in sessions] == ["posix_fd"] * 3 + ["none"]
-        assert "2 other rank(s)" in sessions[0].nvlink[1]
+        assert "2 other rank(s); no fabric handles: they are memfds" in sessions[0].nvlink[1]
         assert "no other rank of this node" in sessions[3].nvlink[1]
-        assert says(pair.agents["a"], "nvlink posix_fd: tried by ranks 0-2")
+        assert says(pair.agents["a"], "nvlink posix_fd: tried by ranks 0-2; rank 0: wrote to")
         assert says(pair.agents["b"], "nvlink none: no other rank of the group is on this node")
         assert files(pair.agents["a"].pid) == 0, "what was tried is kept"
 

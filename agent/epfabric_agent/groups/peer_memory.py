@@ -117,7 +117,9 @@ def verdict(ranks: Iterable[LocalRank]) -> Nvlink:
             return Nvlink("none", f"rank {local.rank}: {local.nvlink.reason}")
     if silent:
         return Nvlink("none", f"no GPU memory is offered by {spoken(silent)}")
-    return Nvlink("posix_fd", f"tried by ranks {format_ranges(numbers)}")
+    first = known[0]
+    reason = f"rank {first.rank}: {first.nvlink.reason}" if first.nvlink else ""
+    return Nvlink("posix_fd", f"tried by ranks {format_ranges(numbers)}; {reason}")
 
 
 def peer_memory(parts: Iterable[Part]) -> tuple[PeerMemory, ...]:

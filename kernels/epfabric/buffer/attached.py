@@ -188,8 +188,11 @@ class Brokered:
         if failed:
             self._session.broker.report("none", failed)
         elif others:  # else join() has said all
-            text = f"a buffer has the memory of {others} other rank(s)"
-            self._session.broker.report("posix_fd", text)
+            broker, text = (
+                self._session.broker,
+                f"a buffer has the memory of {others} other rank(s)",
+            )
+            broker.report("posix_fd", f"{text}; {broker.fabric}" if broker.fabric else text)
 
 
 def _page() -> int:

@@ -15,6 +15,7 @@ from epfabric.errors import SessionError
 
 _WORD = 4
 _POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_FABRIC = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
 
 
 def check_context() -> None:
@@ -27,6 +28,31 @@ def check_context() -> None:
     kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
     if not checked(driver.cuDeviceGetAttribute(kind, checked(driver.cuCtxGetDevice()))):
         raise SessionError("the GPU's driver shares no memory by file descriptors")
+
+
+def no_fabric() -> str:
+    """Why the current context's GPU makes no fabric handles; empty where it does.
+
+    They need NVIDIA's IMEX service and one of its channels in this process's container, which only
+    an allocation tells. Raises SessionError for what is wrong beyond that.
+    """
+    kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+    if not checked(driver.cuDeviceGetAttribute(kind, checked(driver.cuCtxGetDevice()))):
+        return "the GPU or its driver has none"
+    properties = _properties(_FABRIC)
+    least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    unit = int(checked(driver.cuMemGetAllocationGranularity(properties, least)))
+    try:
+        handle = checked(driver.cuMemCreate(unit, properties, 0))
+    except SessionError as error:
+        return f"{error} (is there an IMEX channel?)"
+    try:
+        checked(driver.cuMemExportToShareableHandle(handle, _FABRIC, 0))
+    except SessionError as error:
+        return str(error)
+    finally:
+        checked(driver.cuMemRelease(handle))
+    return ""
 
 
 def uuid() -> str:
@@ -113,9 +139,9 @@ def _here() -> Any:
     return location
 
 
-def _properties() -> Any:
+def _properties(kind: Any = _POSIX_FD) -> Any:
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.requestedHandleTypes = _POSIX_FD
+    properties.requestedHandleTypes = kind
     properties.location = _here()
     return properties

@@ -167,6 +167,49 @@ def test_what_an_old_driver_lacks_is_a_reason_and_no_error_of_join(agent: Script
         assert session.nvlink == ("none", 'Function "cuMemCreate" not found')
 
 
+class Gpu(Maker):
+    """One whose driver makes fabric handles, or breaks at the attempt."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._broken = fault
+
+    def fabric(self) -> str:
+        if self._broken:
+            raise epfabric.SessionError(self._broken)
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("", "fabric handles can be made, and are not used"),
+        ("CUDA: x", "no fabric handles: CUDA: x"),
+    ],
+)
+def test_fabric_handles_that_fail_leave_descriptors_as_they_are(
+    agent: ScriptedAgent, fault: str, says: str
+) -> None:
+    def tries(request: Request) -> Reply | None:
+        match request:
+            case messages.Offer():
+                return messages.RegisterReply(region=0, offset=0, bytes=request.bytes)
+            case messages.Unregister():
+                return messages.UnregisterReply()
+            case messages.Tried():
+                agent.send(messages.TriedReply())
+                return messages.JoinReply(epoch=1, regions=(0, 0))
+            case messages.Join():
+                return messages.Trial(ranks=(0,))
+        return agent.answer(request)
+
+    agent.script = tries
+    with connect(agent) as session:
+        session._maker = Gpu(fault)
+        session.join()
+        assert session.nvlink == ("posix_fd", f"wrote to the GPU memory of 0 other rank(s); {says}")
+
+
 def test_a_mapped_file_of_any_name_is_no_error_of_join(
     agent: ScriptedAgent, tmp_path: Path
 ) -> None:
