@@ -62,7 +62,14 @@ struct PodRegion {
   }
 };
 
-// The pod's end of one session with one ring.
+// How the agents' groups are connected.
+struct Links {
+  bool dissemination = false;
+  bool verbs = false;    // over the VM's first rail, for two agents; else over tcp
+  uint32_t proxies = 1;  // of each rank, with a ring each
+};
+
+// The pod's end of one session: its first ring, and some others that only stir() uses.
 class Pod {
  public:
   Pod(const agent::Shape& shape, const std::array<int, 2>& fds) {
@@ -79,12 +86,26 @@ class Pod {
     signals_ = reinterpret_cast<const uint64_t*>(agent + at.signals);
     aborts_ = {&reinterpret_cast<const PodHeader*>(pod)->abort,
                &reinterpret_cast<const AgentHeader*>(agent)->abort};
-    ring_ = {reinterpret_cast<Slot*>(pod + at.slots), &counters->tail, 0, 0, shape.depth};
+    auto* slots = reinterpret_cast<Slot*>(pod + at.slots);
+    ring_ = {slots, &counters->tail, 0, 0, shape.depth};
+    for (uint32_t i = 1; i < shape.rings; ++i) {
+      others_.push_back({{slots + uint64_t{i} * shape.depth, &counters[i].tail, 0, 0, shape.depth},
+                         &counters[i].completed});
+    }
     shape_ = shape;
   }
 
   void push(const Slot& slot) {
     for (uint32_t look = 0; !ring_.try_push(&slot, 1); ++look) platform::pause(look);
+  }
+  // Gives each proxy but the first a signal to the rank itself: for a second it does not block.
+  void stir() {
+    Slot slot{};
+    if (!pack_signal(shape_.rank, 0, 1, slot)) give_up("no signal");
+    for (auto& [ring, completed] : others_) {
+      if (!ring.try_push(&slot, 1)) give_up("a quiet ring is full");
+      wait(completed, ring.head);
+    }
   }
   // Goes on behind what another process pushed.
   void resume(uint64_t head) { ring_.head = head; }
@@ -102,6 +123,7 @@ class Pod {
 
   agent::Shape shape_{};
   Producer ring_{};
+  std::vector<std::pair<Producer, const uint64_t*>> others_;  // and how far they are completed
   const uint64_t* completed_ = nullptr;
   const uint64_t* signals_ = nullptr;
   AbortWords aborts_{};
@@ -111,15 +133,20 @@ class Pod {
 [[noreturn]] inline void run_agent(const Wire& wire, uint32_t node,
                                    const std::vector<std::vector<uint32_t>>& nodes,
                                    const std::vector<PodRegion>& regions, agent::Shape shape,
-                                   bool dissemination) {
+                                   const Links& links) {
   agent::CoreSettings settings;
-  settings.address = "127.0.4." + std::to_string(node + 1);
-  settings.provider = nodes.size() > 1 ? "tcp;ofi_rxm" : "";
+  if (links.verbs) {
+    settings.ports = {{node == 0 ? "ra0" : "rb0", 1, "10.9.0." + std::to_string(node + 1)}};
+  } else {
+    settings.address = "127.0.4." + std::to_string(node + 1);
+    settings.provider = nodes.size() > 1 ? "tcp;ofi_rxm" : "";
+  }
   agent::Core core(settings);
   std::vector<std::shared_ptr<agent::Session>> sessions;
   for (const uint32_t rank : nodes[node]) {
     shape.rank = rank;
-    sessions.push_back(core.open_session({1, shape, {-1}, kRegionBytes}));
+    sessions.push_back(
+        core.open_session({1, shape, std::vector<int>(links.proxies, -1), kRegionBytes}));
     sessions.back()->register_memfd(regions[rank].fd, kRegionBytes);
     const agent::Shared shared = sessions.back()->share();
     send_descriptors(wire, std::array{shared.pod.get(), shared.agent.get()});
@@ -131,7 +158,7 @@ class Pod {
     for (const uint32_t rank : nodes[other]) remote.push_back({rank, other, wire.receive()});
   }
   agent::EpochPlan plan{1, 1, 0, kAgentLimitNs, nodes};
-  plan.dissemination = dissemination;
+  plan.dissemination = links.dissemination;
   core.open_epoch(plan, sessions, remote);
   wire.tell(1);
   wire.receive();
@@ -147,16 +174,16 @@ class Pod {
 // All agents, running; made by main() before it has threads.
 class Agents {
  public:
-  Agents(const std::vector<std::vector<uint32_t>>& nodes, uint32_t world,
-         bool dissemination = false)
+  Agents(const std::vector<std::vector<uint32_t>>& nodes, uint32_t world, const Links& links = {})
       : regions_(world) {
     shape_.world = world;
+    shape_.rings = links.proxies;
     fds_.resize(world);
     std::vector<std::vector<std::byte>> blobs(world);
     for (uint32_t node = 0; node < nodes.size(); ++node) {
       int fd;
       children_.push_back(fork_with(fd, 240));
-      if (children_.back() == 0) run_agent(Wire(fd), node, nodes, regions_, shape_, dissemination);
+      if (children_.back() == 0) run_agent(Wire(fd), node, nodes, regions_, shape_, links);
       wires_.emplace_back(fd);
     }
     for (uint32_t node = 0; node < nodes.size(); ++node) {

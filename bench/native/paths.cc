@@ -1,11 +1,14 @@
 // The whole path, pods and agents being processes: barriers of 8 ranks of one node beside a pthread
-// barrier of 8 processes, barriers of two agents, and writes from pod to pod over tcp;ofi_rxm.
-// Options: first, rounds, trips, what (0: local barrier, 1: remote barrier, 2: writes). Run by
-// benches/barrier.py and benches/transport.py.
+// barrier of 8 processes, barriers of two agents, and writes from pod to pod over tcp;ofi_rxm, or
+// barriers of two agents over the VM's first rail. Options: first, rounds, trips, what (0: local
+// barrier, 1: remote barrier, 2: writes, 3: over verbs). Run by benches/barrier.py,
+// benches/transport.py and benches/verbs_barrier.py.
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "agents.h"
 #include "bench.h"
@@ -14,6 +17,7 @@ namespace epfabric::bench {
 namespace {
 
 constexpr const char* kPeer = "pthread_barrier";
+constexpr auto kQuiet = std::chrono::milliseconds(1500);  // after that a proxy without work blocks
 
 // What the pods' processes share with main().
 struct Board {
@@ -70,8 +74,8 @@ struct Told {
 };
 
 void barriers(const std::vector<std::vector<uint32_t>>& nodes, uint32_t ranks, const Told& told,
-              const char* name, const char* metric, bool beside, bool dissemination = false) {
-  Agents agents(nodes, ranks, dissemination);
+              const char* name, const char* metric, bool beside, const Links& links = {}) {
+  Agents agents(nodes, ranks, links);
   Board& board = *make_board(ranks);
   std::vector<Pod> pods;
   for (uint32_t rank = 0; rank < ranks; ++rank) pods.push_back(agents.pod(rank));
@@ -102,6 +106,29 @@ void barriers(const std::vector<std::vector<uint32_t>>& nodes, uint32_t ranks, c
         print(kPeer, round);
       }
     }
+  }
+  agents.end();
+}
+
+// Two agents, whose other proxies have nothing to do but what a delegate asks of them.
+void over_verbs(const char* name, uint32_t proxies, bool block, const Told& told) {
+  Agents agents({{0}, {1}}, 2, {.verbs = true, .proxies = proxies});
+  Board& board = *make_board(2);
+  std::vector<Pod> pods{agents.pod(0), agents.pod(1)};
+  uint64_t pushed = 0;
+  for (uint64_t round = told.first; round < told.first + told.rounds; ++round) {
+    for (Pod& pod : pods) pod.stir();
+    if (block) std::this_thread::sleep_for(kQuiet);
+    in_processes(2, [&](uint32_t rank) {
+      pods[rank].resume(pushed);
+      meet_often(board, rank, 2, told.trips, [&] {
+        pods[rank].push(pack_barrier());
+        pods[rank].wait_all();
+      });
+    });
+    pushed += told.trips;
+    print_samples(name, {"verbs_barrier_seconds", "s", false}, kOurs, round, board.good,
+                  std::span(board.samples).first(told.trips));
   }
   agents.end();
 }
@@ -168,7 +195,12 @@ int run(int count, char** values) {
     case 1:
       barriers({{0}, {1}}, 2, told, "2 agents", "remote_barrier_seconds", false);
       barriers({{0}, {1}}, 2, told, "2 agents, dissemination", "remote_barrier_seconds", false,
-               true);
+               {.dissemination = true});
+      return 0;
+    case 3:
+      over_verbs("1 proxy", 1, false, told);
+      over_verbs("4 proxies, 3 nap", 4, false, told);
+      over_verbs("4 proxies, 3 block", 4, true, told);
       return 0;
     default:
       writes(told);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from epfabric_bench import native
-from epfabric_bench.benches import atomics, verbs
+from epfabric_bench.benches import atomics, verbs, verbs_barrier
 from epfabric_bench.run import Run
 from harness import vm
 
@@ -42,3 +42,14 @@ def test_a_small_run_of_atomics_stands_beside_perftest() -> None:
         "soft RoCE: one order": "an immediate alone",
     }.items():
         assert {(case, "epfabric"), (case, peer)} <= peers
+
+
+def test_a_small_run_of_barriers_stands_beside_perftest_in_every_case() -> None:
+    native.build(print, "paths")
+    vm.prepare()
+    lines = verbs_barrier.measure(Run(small=True))
+    assert all(line.verified for line in lines)
+    cases = ["1 proxy", "4 proxies, 3 nap", "4 proxies, 3 block"]
+    for side in ("epfabric", verbs_barrier.PEER):
+        assert [line.case for line in lines if line.side == side] == cases
+    assert all(0 < min(line.samples) < 10 for line in lines)

@@ -19,6 +19,7 @@ from . import (
     transport,
     two_gpus,
     verbs,
+    verbs_barrier,
 )
 
 BENCHES: dict[str, Bench] = {
@@ -30,6 +31,7 @@ BENCHES: dict[str, Bench] = {
         barrier.BENCH,
         transport.BENCH,
         verbs.BENCH,
+        verbs_barrier.BENCH,
         atomics.BENCH,
         flow.BENCH,
         joining.BENCH,
