@@ -30,16 +30,19 @@ namespace {
 constexpr uint32_t kDepth = 64;
 constexpr uint64_t kWaitNs = 60'000'000'000;
 constexpr uint64_t kToCapNs = 5'000'000;  // much more than the spins and the shorter sleeps take
-constexpr uint64_t kSpreadNs = 2 * Proxy::kWatchedNs;  // pushes come at a random time within that
 
 struct State {
   const char* name;
-  bool busy;  // something is under way
+  bool busy;           // something is under way
+  uint64_t spread_ns;  // pushes come at a random time within that
   Metric share;
 };
 constexpr std::array<State, 2> kStates{
-    {{"asleep at the cap", true, {"core_share_asleep", "of a core", false}},
-     {"blocked", false, {"core_share_blocked", "of a core", false}}}};
+    {{"asleep at the cap",
+      true,
+      20 * Idle::kLastSleepNs,
+      {"core_share_asleep", "of a core", false}},
+     {"blocked", false, 2 * Proxy::kWatchedNs, {"core_share_blocked", "of a core", false}}}};
 constexpr const char* kBare = "a bare sleep";
 constexpr Metric kLookoutShare{"core_share_lookout", "of a core", false};
 constexpr Metric kWakes{"wakes_per_second", "1/s", false};
@@ -271,7 +274,7 @@ void measure(const State& state, uint64_t round, uint32_t proxies, const Amounts
   for (uint64_t i = 0; i < amounts.wakes; ++i) {
     const auto proxy = static_cast<uint32_t>(i % proxies);
     rank.settle(proxy);
-    sleep_ns(random() % kSpreadNs);
+    sleep_ns(random() % state.spread_ns);
     wake.push_back(rank.wake(proxy, came));
   }
   const auto print = [&](const Metric& metric, const char* side, const std::vector<Use>& of,

@@ -9,10 +9,11 @@ from ..series import Limit, Line
 def measure(run: Run) -> list[Line]:
     return run.native(
         "idle",
-        ms=run.scaled(full=1000, small=100),  # one look at the core's time
-        shares=run.scaled(full=3, small=1),
-        asleep=run.scaled(full=200, small=5),  # wakes
-        blocked=run.scaled(full=10, small=1),  # a second of quiet each
+        # Nine rounds in less than 100 s: most of it are these looks, at two states of two sides.
+        ms=run.scaled(full=500, small=100),
+        shares=run.scaled(full=2, small=1),
+        asleep=run.scaled(full=100, small=5),  # wakes
+        blocked=run.scaled(full=8, small=1),  # a second of quiet each four
     )
 
 
