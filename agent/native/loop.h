@@ -121,7 +121,6 @@ class Loop {
   uint64_t turn_bytes_ = 0;
   uint64_t handled_ = 0;  // completions
   uint64_t beat_ns_ = 0;
-  uint64_t heartbeat_ = 1;
   uint64_t given_up_ns_ = 0;  // when the pod's abort word was seen
   uint64_t undelivered_ = 0;  // as the proxy says to others
   size_t unconnected_ = 0;

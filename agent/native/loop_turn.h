@@ -71,7 +71,7 @@ bool Loop<Remote>::work(uint64_t now_ns) {
   // Partner of both: settled() of a delegate.
   if (completions == 0) proxy_.settle_.store((mark | 1) + 1, std::memory_order_release);
   if (completions != 0) proxy_.handled_.store(handled_ += completions, std::memory_order_release);
-  if (now_ns_ - beat_ns_ > 10'000'000) beat();
+  if (now_ns_ - beat_ns_ > Proxy::kBeatNs) beat();
   return worked;
 }
 
@@ -96,9 +96,7 @@ bool Loop<Remote>::block() {
 template <class Remote>
 void Loop<Remote>::beat() {
   beat_ns_ = now_ns_;
-  if (proxy_.index_ == 0) {
-    platform::store_release(&proxy_.segments_.header()->heartbeat, ++heartbeat_);
-  }
+  proxy_.beat();
   if (!epoch_) return;
   for (Ring* ring : order_) {  // whoever left answers no more
     ring->abandon_answers(Refusal::kRankLeft, [this](uint32_t rank) { return epoch_->left(rank); });
@@ -143,11 +141,12 @@ bool Loop<Remote>::active() const {
 
 template <class Remote>
 bool Loop<Remote>::handle_request() {
-  Request* request = proxy_.pending_request();
+  Request* request = proxy_.take_request();
   if (request == nullptr) return false;
   try {
     if (request->kind == Request::Kind::kAddRegion) {
       request->key = remote_.add_region(*request->region);
+      const std::lock_guard lock(proxy_.mutex_);
       proxy_.address_ = remote_.address();  // a striped one names what is registered
       proxy_.ability_.store(remote_.ability(), std::memory_order_relaxed);  // so does this
     }

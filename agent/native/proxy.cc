@@ -15,6 +15,7 @@
 #include <ctime>
 #include <system_error>
 
+#include "deadline.h"
 #include "fabric_transport.h"
 #include "loop.h"
 #include "loop_commands.h"
@@ -184,30 +185,41 @@ void Proxy::run(Request& request, uint64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   if (ended_) throw NativeError("the session's proxies have ended: open a new session");
   request_ = &request;
-  answered_ = false;
+  answered_ = taken_ = false;
   asked_.store(true, std::memory_order_release);  // partner: Loop::turn()
   wake();
-  const bool done = changed_.wait_for(lock, nanoseconds(timeout_ns), [this] { return answered_; });
+  const Deadline limit(timeout_ns);
+  // One that is taken is not pulled away. A NIC may need seconds for it, in which the thread lives.
+  while (!answered_ && (taken_ || limit.left_ns() > 0)) {
+    changed_.wait_for(lock, nanoseconds(taken_ ? kBeatNs : std::min(kBeatNs, limit.left_ns())));
+    if (taken_ && limit.left_ns() > 0) beat();
+  }
+  const bool done = answered_;
   asked_.store(false, std::memory_order_relaxed);
   request_ = nullptr;
   if (!done) throw NativeError("a proxy did not answer in time: the machine is overloaded");
   if (!request.error.empty()) throw NativeError(request.error);
 }
 
-// On the thread: the lock is held until answer(), so that a caller who gives up does not pull it
-// away.
-Request* Proxy::pending_request() {
-  mutex_.lock();
-  if (request_ != nullptr && !answered_) return request_;
-  mutex_.unlock();
-  return nullptr;
+// On the thread, whose it is until answer().
+Request* Proxy::take_request() {
+  const std::lock_guard lock(mutex_);
+  if (request_ == nullptr || answered_) return nullptr;
+  taken_ = true;
+  return request_;
 }
 
 void Proxy::answer() {
+  const std::lock_guard lock(mutex_);
   answered_ = true;
   asked_.store(false, std::memory_order_relaxed);
-  mutex_.unlock();
   changed_.notify_all();
+}
+
+void Proxy::beat() {
+  if (index_ != 0) return;
+  const uint64_t count = heartbeat_.fetch_add(1, std::memory_order_relaxed) + 1;
+  platform::store_release(&segments_.header()->heartbeat, count);
 }
 
 void Proxy::ask_stop() {

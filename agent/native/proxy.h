@@ -114,6 +114,7 @@ class Proxy final : public Watched {
   friend class Loop;
 
   static constexpr uint64_t kSettledForEver = ~uint64_t{1};  // even, and beyond every mark
+  static constexpr uint64_t kBeatNs = 10'000'000;
 
   void main();
   void serve_remote();
@@ -121,8 +122,9 @@ class Proxy final : public Watched {
   void serve(const Network& network);
   void pin();
   void end();
-  Request* pending_request();
+  Request* take_request();
   void answer();
+  void beat();  // of the session, which is proxy 0's
   // Whether it was woken.
   bool block(uint64_t at_most_ns, int queue_fd);
 
@@ -149,8 +151,9 @@ class Proxy final : public Watched {
   std::atomic<uint64_t> undelivered_{0};
   std::atomic<bool> deliver_{false};
   std::atomic<uint64_t> unconnected_{kUnknown};
+  std::atomic<uint64_t> heartbeat_{1};
 
-  mutable std::mutex mutex_;  // the seven below but for changed_
+  mutable std::mutex mutex_;  // the eight below but for changed_
   std::condition_variable changed_;
   bool ready_ = false;
   bool ended_ = false;
@@ -159,6 +162,7 @@ class Proxy final : public Watched {
   std::vector<std::byte> address_;
   Request* request_ = nullptr;
   bool answered_ = false;
+  bool taken_ = false;  // the request, by the thread
   std::atomic<bool> asked_{false};
   std::thread thread_;
 };

@@ -9,6 +9,10 @@
 #include <thread>
 
 #include "core.h"
+#include "loop.h"
+#include "loop_commands.h"
+#include "loop_turn.h"
+#include "within.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -27,6 +31,24 @@ FileDescriptor region_fd() {
   const std::vector<std::byte> zeros(kBytes);
   REQUIRE(::write(fd.get(), zeros.data(), kBytes) == ssize_t{kBytes});
   return fd;
+}
+
+// A NIC that needs long for a registration.
+struct SlowNic : NoRemote {
+  std::atomic<bool>& begun;
+  const std::atomic<bool>& may_end;
+
+  SlowNic(std::atomic<bool>& begun, const std::atomic<bool>& may_end)
+      : begun(begun), may_end(may_end) {}
+  RemoteKey add_region(const Region&) {
+    begun = true;
+    test::within([&] { return may_end.load(); });
+    return {};
+  }
+};
+
+uint64_t heartbeat_of(const Session& session) {
+  return platform::load_relaxed(&session.segments().header()->heartbeat);
 }
 
 }  // namespace
@@ -88,6 +110,44 @@ TEST_CASE("drains, descriptions and registrations end with an error when their s
     for (std::thread* thread : {&drain, &describe, &add}) thread->join();
   }
   core.close();
+}
+
+TEST_CASE("a pod does not take its agent for dead while a NIC registers its memory") {
+  std::atomic<bool> begun{false}, may_end{false};
+  ProxySettings settings;
+  settings.serve = [&](Proxy& proxy) {
+    SlowNic nic(begun, may_end);
+    Loop<SlowNic> loop(proxy, nic);
+    proxy.started();
+    loop.run();
+  };
+  Session session({1, {0, 1, 2, 16, 4}, {-1, -1}, kBytes}, settings);
+  const FileDescriptor fd = region_fd();
+  std::thread registers([&] { session.register_memfd(fd.get(), kBytes); });
+  CHECK(test::within([&] { return begun.load(); }));
+  const uint64_t before = heartbeat_of(session);
+  CHECK(test::within([&] { return heartbeat_of(session) > before + 3; }));
+  may_end = true;
+  registers.join();
+  CHECK(session.extents().size() == 1);
+  session.close(kLimitNs);
+}
+
+TEST_CASE("a proxy that takes no request has no heartbeat but its own") {
+  std::atomic<bool> may_end{false};
+  ProxySettings settings;
+  settings.serve = [&](Proxy& proxy) {
+    proxy.started();
+    test::within([&] { return may_end.load(); });
+  };
+  Session session({1, {0, 1, 1, 16, 4}, {-1}, kBytes}, settings);
+  const uint64_t before = heartbeat_of(session);
+  Request request;
+  CHECK_THROWS_WITH_AS(session.proxies()[0]->run(request, 100'000'000),
+                       doctest::Contains("did not answer in time"), NativeError);
+  CHECK(heartbeat_of(session) == before);
+  may_end = true;
+  session.close(kLimitNs);
 }
 
 TEST_CASE("a proxy that cannot be pinned does not keep those behind it where they were") {
