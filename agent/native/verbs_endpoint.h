@@ -123,6 +123,7 @@ class VerbsEndpoint {
   void receive_greetings(uint32_t slot, uint32_t count);
   QueuePair make_pair(ibv_qp_type type, uint32_t send, uint32_t receive, uint32_t& inlined);
   ibv_ah_attr route_to(const VerbsAddress& at) const;
+  AddressHandle handle_for(ibv_ah_attr route) const;
   void prepare(Peer& peer);
   void connect(Peer& peer, const Greeting& greeting);
   void greet(Peer& peer);
@@ -145,7 +146,7 @@ class VerbsEndpoint {
   Peer* owner_of(uint32_t queue);
 
   VerbsDevice device_;
-  VerbsHandles handles_{device_.domain()};
+  VerbsHandles<AddressHandle> handles_{[this](const ibv_ah_attr& to) { return handle_for(to); }};
   CompletionChannel channel_;
   CompletionQueue completions_;
   SharedReceiveQueue receives_;

@@ -2,9 +2,11 @@
 // for a peer that does not answer the kernel looks for a second. Used by verbs_endpoint.h.
 #pragma once
 
+#include <infiniband/verbs.h>
 #include <pthread.h>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <system_error>
@@ -12,13 +14,15 @@
 #include <utility>
 
 #include "endpoint.h"
-#include "ibverbs.h"
 
 namespace epfabric::agent {
 
+template <class Handle>
 class VerbsHandles {
  public:
-  explicit VerbsHandles(ibv_pd* domain) : domain_(domain) {}
+  // `make` may take long, and gives nothing where there is no way; called by that thread alone.
+  using Make = std::function<Handle(const ibv_ah_attr&)>;
+  explicit VerbsHandles(Make make) : make_(std::move(make)) {}
   ~VerbsHandles() {
     {
       const std::lock_guard lock(mutex_);
@@ -35,13 +39,13 @@ class VerbsHandles {
     if (runs_ || wanted_.empty()) return;
     if (thread_.joinable()) thread_.join();  // it takes the lock no more
     try {
-      thread_ = std::thread([this] { make(); });
+      thread_ = std::thread([this] { find_all(); });
       runs_ = true;
     } catch (const std::system_error&) {
     }
   }
   // Nothing while it is looked for, and where there is no way.
-  AddressHandle take(PeerIndex peer) {
+  Handle take(PeerIndex peer) {
     const std::lock_guard lock(mutex_);
     return std::move(found_[peer].handle);
   }
@@ -53,18 +57,18 @@ class VerbsHandles {
 
  private:
   struct Found {
-    AddressHandle handle;
+    Handle handle;
     bool failed = false;
   };
 
-  void make() {
+  void find_all() {
     ::pthread_setname_np(::pthread_self(), "epf-handles");
     std::unique_lock lock(mutex_);
     while (!wanted_.empty()) {
-      auto [peer, route] = wanted_.front();
+      const auto [peer, route] = wanted_.front();
       wanted_.pop_front();
       lock.unlock();
-      AddressHandle handle(ibverbs().create_ah(domain_, &route));
+      Handle handle = make_(route);
       lock.lock();
       Found& found = found_[peer];
       found.failed = !handle;
@@ -73,7 +77,7 @@ class VerbsHandles {
     runs_ = false;
   }
 
-  ibv_pd* const domain_;
+  const Make make_;
   mutable std::mutex mutex_;  // these below but for thread_
   std::deque<std::pair<PeerIndex, ibv_ah_attr>> wanted_;
   std::map<PeerIndex, Found> found_;

@@ -194,12 +194,15 @@ ibv_ah_attr VerbsEndpoint::route_to(const VerbsAddress& at) const {
   return out;
 }
 
+AddressHandle VerbsEndpoint::handle_for(ibv_ah_attr route) const {
+  return AddressHandle(ibverbs().create_ah(device_.domain(), &route));
+}
+
 void VerbsEndpoint::prepare(Peer& peer) {
   // Once: one whose MAC address is another one now is met by the next epoch only. While a group
   // runs it is made elsewhere, since this thread would serve nobody meanwhile.
   if (!peer.handle && peer.link.generation == 1) {
-    ibv_ah_attr route = route_to(peer.at);
-    peer.handle.reset(ibverbs().create_ah(device_.domain(), &route));
+    peer.handle = handle_for(route_to(peer.at));
     if (!peer.handle) throw system_error(device_.name() + " knows no way to the peer");
   } else if (!peer.handle) {
     handles_.look(peer.index, route_to(peer.at));

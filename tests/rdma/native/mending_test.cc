@@ -1,6 +1,8 @@
 // Verbs connections over soft RoCE that break and are made anew: what came before is told of, what
 // cannot be set up is tried again, and no queue pair stays behind.
+#include <atomic>
 #include <cerrno>
+#include <thread>
 
 #include "ends.h"
 
@@ -16,13 +18,28 @@ struct Calls {
   static inline bool drop = false;  // what nobody polled goes with the queue pair
   static inline int refuse = -1;    // a change to this state fails, so many times
   static inline int refusals = 0;
+  static inline std::atomic<int> looking{0}, looks{0};  // for ways, by other threads than the first
+  static inline std::atomic<bool> answers{true};  // else it is looked for a way until it is so
+  static inline std::thread::id first;
 
   Calls() {
     real = ibverbs();
     pairs = 0;
     drop = false;
     refuse = -1;
+    looking = looks = 0;
+    answers = true;
+    first = std::this_thread::get_id();
     Ibverbs& now = table();
+    now.create_ah = [](ibv_pd* domain, ibv_ah_attr* route) -> ibv_ah* {
+      if (answers) return real.create_ah(domain, route);
+      if (std::this_thread::get_id() == first) return nullptr;
+      looking += 1;
+      const uint64_t begin = platform::clock_ns();
+      while (!answers && platform::clock_ns() - begin < kLimitNs) std::this_thread::yield();
+      looks += 1;
+      return nullptr;
+    };
     now.create_qp = [](ibv_pd* domain, ibv_qp_init_attr* wanted) {
       ibv_qp* out = real.create_qp(domain, wanted);
       pairs += out != nullptr ? 1 : 0;
@@ -163,4 +180,33 @@ TEST_CASE("a connection that is killed while it is ended keeps its reason and le
     CHECK_FALSE(ends.a.endpoint.met(ends.to_b));
   }
   CHECK(Calls::pairs == 0);
+}
+
+TEST_CASE("a peer whose other NIC does not answer keeps nobody, and is looked for there once") {
+  Calls calls;
+  Ends ends;
+  ends.link(0);
+  Calls::answers = false;
+  VerbsEndpoint& endpoint = ends.a.endpoint;
+  const PeerIndex silent = endpoint.insert({ends.b.endpoint.address(), 1, 1});
+  endpoint.rest(silent);
+  endpoint.remake(silent, {1, {0}});
+  uint32_t served = 0;
+  const auto serve = [&] {
+    endpoint.meet();
+    Probe probe;
+    write_one(ends, probe, served++);
+    ends.until([&] { return probe.error == 0; });
+  };
+  for (int i = 0; i < 20; ++i) serve();
+  CHECK(Calls::looks == 0);
+  CHECK(endpoint.fault(silent) == "");
+  Calls::answers = true;  // it says that there is no way
+  const uint64_t begin = platform::clock_ns();
+  while (endpoint.fault(silent).empty() && platform::clock_ns() - begin < kLimitNs) serve();
+  CHECK(endpoint.fault(silent).find("ra0 knows no way to the peer") != std::string::npos);
+  for (int i = 0; i < 20; ++i) serve();
+  CHECK(Calls::looking == 1);
+  CHECK(endpoint.fault(ends.to_b) == "");
+  CHECK(Calls::pairs == 4);  // two of datagrams and the link's
 }
