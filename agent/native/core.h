@@ -83,6 +83,7 @@ class Core {
                                     const std::vector<RemoteRank>& remote);
   void watch_ports();
   NicShares take_endpoints(const SessionSettings& settings) const;
+  bool links_may_stay(size_t proxies) const;
   void take_links(const Epoch& epoch) const;
   void connect(const Epoch& epoch);
   void require_open() const;

@@ -25,13 +25,20 @@ NicShares Core::take_endpoints(const SessionSettings& settings) const {
     wishes.push_back({out.back().get(), endpoint_use(0)});
   }
   NicShare::take(wishes, "the endpoints of rank " + std::to_string(settings.shape.rank));
-  // Where NICs have to apply ATOMICs links stay.
-  if (proxy_settings_.atomics == AtomicsWish::kHardware) return out;
+  if (links_may_stay(settings.cpus.size())) return out;
   for (uint32_t proxy = 0; proxy < out.size(); ++proxy) {
     if (const auto spare = plan.spare_of(proxy))
       out[proxy]->take_spare(*spare, endpoint_use(uint32_t{kMaxRegions}));
   }
   return out;
+}
+
+// As they do where NICs apply ATOMICs: because they have to, or because all are one that can.
+bool Core::links_may_stay(size_t proxies) const {
+  const AtomicsOffer offer = offer_of(proxy_settings_, proxies);
+  if (offer.wish != AtomicsWish::kAuto) return offer.wish == AtomicsWish::kHardware;
+  return offer.ability == AtomicsAbility::kAble &&
+         watched_.front()->ability() == AtomicsAbility::kAble;
 }
 
 // They are given back with their proxies, which end with the epoch.

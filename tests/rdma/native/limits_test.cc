@@ -187,6 +187,21 @@ TEST_CASE("what is said to be taken of each NIC is what there is, also by stripe
   }
 }
 
+TEST_CASE("two ports of one NIC that applies atomics have no queues that stand by for nothing") {
+  std::vector<uint64_t> pairs;
+  for (const char* atomics : {"hardware", "auto"}) {
+    GroupShape shape = shape_of(1, 1);
+    shape.settings.atomics = atomics;
+    for (auto& ports : shape.ports) ports.push_back(ports.front());
+    CoreGroup group(shape);
+    CHECK(group.cores[0]->atomics(1).find("hardware: ") == 0);
+    pairs.push_back(pairs_of(group));
+    group.close();
+  }
+  CHECK(pairs[0] > 0);
+  CHECK(pairs[0] == pairs[1]);
+}
+
 TEST_CASE(
     "what is gone with masked ranks and a failed epoch is not counted while sessions are open") {
   const Counted counted;
