@@ -12,15 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from epfabric import SessionError
-from gpu.buffer_ranks import Batch, check_rows_of_experts
+from gpu.buffer_ranks import Batch, check_rows_of_experts, finish, options_of
+from gpu.buffer_trips import KINDS, WAYS
+from gpu.device_ranks import ENDS_ALONE
 from gpu.device_trips import (
-    KINDS,
-    WAYS,
     Side,
     Size,
-    finish,
     low_latency_trip,
-    options_of,
     throughput_trip,
 )
 from gpu.elastic_trips import WAYS as ELASTIC_WAYS
@@ -110,8 +108,9 @@ class Captured:
 def replay(side: Side, buffer: Any, calls: int) -> None:
     batches = side.batches(side.seed(), full=True)
     captured = Captured(side, buffer, batches, calls)
-    for number in range(40 if side.shares_gpu else 1000):
-        checks = number % (10 if side.shares_gpu else 100) == 9
+    replays, checked = (40, 10) if side.takes_turns else (10_000, 200)
+    for number in range(replays):
+        checks = number % checked == checked - 1
         if checks:
             low_latency_trip(side, buffer, "bf16", "plain")  # without a graph
             for old, new in zip(batches, side.batches(side.seed(), full=True), strict=True):
@@ -170,7 +169,27 @@ def dies(side: Side) -> None:
         assert time.monotonic() - begin < 60
 
 
-WORK = {w.__name__: w for w in (low_latency, throughput, elastic, graphs, masks, dies)}
+def survives(side: Side) -> None:
+    """The last rank's process ends without a word; the others go on, with right numbers."""
+    lost = side.world - 1
+    with side.low_latency(timeout_s=8.0, enable_shrink=True) as buffer:
+        for way in WAYS:
+            low_latency_trip(side, buffer, "bf16", way)
+        seeds = [side.seed() for _ in KINDS]
+        torch.cuda.synchronize()
+        distributed.barrier()
+        if side.rank == lost:
+            sys.stdout.flush()
+            os._exit(0)
+        status = torch.full((side.world,), 7, dtype=torch.int32, device="cuda")
+        for number, (kind, seed) in enumerate(zip(KINDS, seeds, strict=True)):
+            way = WAYS[number % len(WAYS)]
+            low_latency_trip(side, buffer, kind, way, full=True, seed=seed, lost=lost)
+            buffer.low_latency_query_mask_buffer(status)
+            assert status.tolist() == [int(rank == lost) for rank in range(side.world)]
+
+
+WORK = {w.__name__: w for w in (low_latency, throughput, elastic, graphs, masks, dies, survives)}
 
 
 def main() -> None:
@@ -182,7 +201,7 @@ def main() -> None:
     )  # fmt: skip
     WORK[work](Side(world, rank, gpu, SIZE))
     print(f"{work}: all as it has to be", flush=True)
-    if work != "dies":
+    if work not in ENDS_ALONE:
         distributed.barrier()
         distributed.destroy_process_group()
 

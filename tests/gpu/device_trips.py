@@ -6,25 +6,20 @@ it must get. An expert, or a rank, multiplies what it gets with a factor that al
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 from epfabric import Buffer
 from epfabric.buffer import Config
-from gpu.buffer_ranks import Batch, bounded, check_rows_of_experts
+from gpu.buffer_ranks import Batch, bounded, check_rows_of_experts, finish, options_of
+from gpu.buffer_trips import KINDS
 
-KINDS: dict[str, dict[str, bool]] = {
-    "bf16": {"use_fp8": False},
-    "fp8": {},
-    "powers": {"round_scale": True},
-    "ue8m0": {"round_scale": True, "use_ue8m0": True},
-}
-WAYS = ("plain", "async", "hook")
 CONFIG = Config(16)
 
 
@@ -46,7 +41,9 @@ class Side:
         self.group = distributed.group.WORLD
         gpus: list[Any] = [None] * world
         distributed.all_gather_object(gpus, str(torch.cuda.get_device_properties(gpu).uuid))
-        self.shares_gpu = len(set(gpus)) < world  # takes turns, of milliseconds each
+        # Processes that share a GPU take turns, of milliseconds each; not as clients of MPS.
+        shared = len(set(gpus)) < world
+        self.takes_turns = shared and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
     def agreed(self, value: Any) -> Any:
         """That of rank 0."""
@@ -104,19 +101,6 @@ class Side:
         return torch.full(shape, fill, dtype=torch.bfloat16, device="cuda")
 
 
-def finish(result: tuple[Any, ...], way: str) -> tuple[Any, ...]:
-    *_, event, hook = result
-    if way == "async":
-        event.current_stream_wait()
-    elif way == "hook":
-        hook()
-    return result
-
-
-def options_of(way: str) -> dict[str, bool]:
-    return {"async_finish": way == "async", "return_recv_hook": way == "hook"}
-
-
 def made_by_experts(side: Side, batches: list[Batch], handle: Any, factors: Any, out: Any) -> None:
     """Fills out [local experts, rows, hidden]: each token times its expert's factor."""
     local = side.size.local
@@ -143,15 +127,19 @@ def check_weighted(batch: Batch, factors: Any, combined: Any) -> None:
 
 
 def low_latency_trip(
-    side: Side, buffer: Any, kind: str, way: str, *, zero_copy: bool = False, full: bool = False
-) -> None:
-    seed = side.seed()
+    side: Side, buffer: Any, kind: str, way: str, *, zero_copy: bool = False, full: bool = False,
+    seed: int | None = None, lost: int | None = None,
+) -> None:  # fmt: skip
+    """seed: what the ranks agreed on before. lost: a rank that is masked."""
+    seed = side.seed() if seed is None else seed
     batches, factors = side.batches(seed, full), side.factors(seed, side.experts)
     mine = batches[side.rank]
     result = buffer.low_latency_dispatch(
         mine.x, mine.topk, side.size.tokens, side.experts, **KINDS[kind], **options_of(way)
     )
     finish(result, way)
+    if lost is not None:
+        batches[lost] = Batch(*(value[:0] for value in vars(batches[lost]).values()))
     check_rows_of_experts(batches, side.rank, result, side.experts)
     handle = result[2]
     rows = side.expert_rows(float("nan"))
@@ -165,6 +153,9 @@ def low_latency_trip(
         ),
         way,
     )
+    if lost is not None:
+        topk = torch.where(mine.topk // side.size.local == lost, -1, mine.topk)
+        mine = replace(mine, topk=topk)
     check_weighted(mine, factors, out)
 
 

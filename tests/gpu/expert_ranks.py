@@ -106,12 +106,12 @@ class Batch:
 
 
 class Rank:
-    """One rank; it may have a set of arrays for each batch that is under way."""
+    """One rank; kinds: of a set of arrays for each batch that is under way, whether in 8 bits."""
 
-    def __init__(self, end: LowLatency, fp8: bool, sets: int) -> None:
-        self.end, self.fp8 = end, fp8
+    def __init__(self, end: LowLatency, kinds: Sequence[bool]) -> None:
+        self.end = end
         self.stream = checked(driver.cuStreamCreate(1))
-        self.sets = [ArraySet(end.shape, fp8) for _ in range(sets)]
+        self.sets = [ArraySet(end.shape, fp8) for fp8 in kinds]
 
     def dispatch(self, batch: Batch | None, which: int = 0, phases: int = SEND | RECEIVE,
                  power: bool = False, packed: bool = False) -> None:  # fmt: skip
@@ -120,13 +120,24 @@ class Rank:
             arrays.take(batch)
         call = arrays.dispatch_call(phases)
         call.power_scales, call.byte_scales = int(power), int(packed)
-        self.end.dispatch(call, fp8=self.fp8, stream=int(self.stream))
+        self.end.dispatch(call, fp8=arrays.fp8, stream=int(self.stream))
 
     def combine(self, which: int = 0, phases: int = SEND | RECEIVE) -> None:
         self.end.combine(self.sets[which].combine_call(phases), stream=int(self.stream))
 
     def sync(self) -> None:
         checked(driver.cuStreamSynchronize(self.stream))
+
+    def reshape(self, shape: Shape) -> None:
+        """Launches what its end does before calls of another shape; there are arrays for it."""
+        self.end.reshape(shape, stream=int(self.stream))
+
+    def remake(self, shape: Shape) -> None:
+        """Arrays for calls of that shape; when no kernel runs."""
+        kinds = [arrays.fp8 for arrays in self.sets]
+        for arrays in self.sets:
+            arrays.close()
+        self.sets = [ArraySet(shape, fp8) for fp8 in kinds]
 
     def close(self) -> None:
         for arrays in self.sets:
@@ -141,6 +152,7 @@ class ArraySet:
     def __init__(self, shape: Shape, fp8: bool) -> None:
         local, rows = shape.local_experts, shape.rows
         groups = shape.hidden // SCALE_CHANNELS
+        self.shape, self.fp8 = shape, fp8
         self.batch: Batch | None = None
         self.early = False  # weights go with the tokens
         self.tokens = Array((shape.tokens, shape.hidden), np.uint16)
@@ -168,6 +180,13 @@ class ArraySet:
         self.topk.write(batch.topk)
         self.weights.write(batch.weights)
         checked(driver.cuStreamSynchronize(0))  # the poison too is there
+
+    def poison_outputs(self) -> None:
+        """When no kernel runs."""
+        for name in ("sent", "received", "scales", "expert_counts", "source_tokens", "ranges",
+                     "receipts", "source_messages", "combined"):  # fmt: skip
+            getattr(self, name).poison()
+        checked(driver.cuStreamSynchronize(0))
 
     def dispatch_call(self, phases: int) -> DispatchCall:
         assert self.batch is not None
@@ -197,7 +216,7 @@ class ArraySet:
 @contextmanager
 def expert_ranks(
     kernels: Kernels, shape: Shape, *, fp8: bool = False, timeout_s: float = 20.0,
-    mask: bool = False, sets: int = 2,
+    mask: bool = False, sets: int = 2, kinds: Sequence[bool] | None = None,
 ) -> Iterator[list[Rank]]:  # fmt: skip
     """All ranks of a buffer in this process, each with its share of the GPU's processors."""
     each = kernels.processors // shape.world
@@ -205,13 +224,45 @@ def expert_ranks(
         ranks = []
         for rank in range(shape.world):
             end = LowLatency(shape, rank, kernels, blocks=each, timeout_s=timeout_s, mask=mask)
-            ranks.append(Rank(end, fp8, sets))
+            ranks.append(Rank(end, [fp8] * sets if kinds is None else kinds))
             stack.callback(ranks[-1].close)
         for one in ranks:
             one.end.connect([other.end.window for other in ranks])
         checked(driver.cuCtxSynchronize())
         yield ranks
         checked(driver.cuCtxSynchronize())
+
+
+def counts_of(rng: np.random.Generator, shape: Shape) -> list[int]:
+    """Of each rank; often one has none and one has all that fit."""
+    counts = rng.integers(0, shape.tokens + 1, shape.world)
+    counts[rng.integers(shape.world)] = shape.tokens
+    if shape.world > 1:
+        counts[rng.integers(shape.world)] = 0
+    return [int(count) for count in counts]
+
+
+def trip(
+    ranks: list[Rank], rng: np.random.Generator, *, power: bool = False, which: int = 0
+) -> None:
+    """Fresh tokens of all ranks, out and back."""
+    shape = ranks[0].end.shape
+    for rank, count in zip(ranks, counts_of(rng, shape), strict=True):
+        rank.dispatch(Batch.random(rng, shape, count), which, power=power)
+    came(ranks)
+    check_dispatch(ranks, which, power=power)
+    results = expert_rows(ranks, rng, which)
+    for rank in ranks:
+        rank.combine(which)
+    came(ranks)
+    check_combine(ranks, results, which)
+
+
+def came(ranks: list[Rank]) -> None:
+    """Waits until what was launched has ended."""
+    for rank in ranks:
+        rank.sync()
+        assert rank.end.failure() is None
 
 
 def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> None:
@@ -222,7 +273,7 @@ def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> No
         out = rank.sets[which]
         counts, ranges = out.expert_counts.read(), out.ranges.read()
         sources = out.source_tokens.read()
-        scales = out.scales.read() if rank.fp8 else None
+        scales = out.scales.read() if out.fp8 else None
         for expert in range(local):
             end = 0
             received = out.received.read_rows(expert, int(counts[expert]))

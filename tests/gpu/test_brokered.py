@@ -12,7 +12,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ for needed in ("yaml", "grpc", "cryptography", "pyroute2", "opentelemetry.sdk", 
     pytest.importorskip(needed, reason="the agent cannot run here")
 importlib.import_module("opentelemetry.exporter.otlp.proto.http")
 
+from gpu.mps import Mps  # noqa: E402
 from harness.process import Process, Processes, wait_until  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,14 +68,15 @@ class Node:
 
     def run(
         self, world: int, *prefix: str, devices: list[int], visible: bool = True,
-        end: str = "together",
+        end: str = "together", more: Mapping[str, str] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """What each rank says, by rank. visible: it sees every GPU, not its own alone."""
+        """What each rank says, by rank. visible: it sees every GPU, not its own alone; more: of
+        the environment."""
         seed = secrets.randbits(24)
         print(f"seed {seed}")
         ranks: list[Process] = []
         for rank, device in enumerate(devices):
-            environment = dict(os.environ)
+            environment = os.environ | (more or {})
             if not visible:
                 environment["CUDA_VISIBLE_DEVICES"] = str(device)
             numbers = (world, rank, device if visible else 0, seed)
@@ -137,6 +139,13 @@ def test_ranks_of_one_namespace_reach_each_other_by_the_agent(world: int) -> Non
     with node() as one:
         check_works(one.run(world, devices=devices(world)))
         assert one.holds_no_gpu()
+
+
+def test_ranks_that_are_clients_of_mps_reach_each_other_by_the_agent(mps: Mps) -> None:
+    with node() as one:
+        check_works(one.run(4, devices=[0] * 4, more=mps.environment))
+        assert one.holds_no_gpu()
+    assert mps.servers()
 
 
 def test_ranks_that_share_no_ipc_namespace_reach_each_other_by_the_agent() -> None:

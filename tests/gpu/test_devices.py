@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,59 +14,25 @@ torch = pytest.importorskip("torch", reason="epfabric.Buffer works on torch's te
 from epfabric import SessionError  # noqa: E402
 from epfabric.buffer.members import Offer  # noqa: E402
 from gpu.buffer_ranks import Comm, Ranks, bounded  # noqa: E402
+from gpu.device_ranks import check, run_ranks  # noqa: E402
 
 GPUS = torch.cuda.device_count()
 WORLD = max(2, GPUS)
-LIMIT_S = 150
 WORKS = ("low_latency", "throughput", "elastic", "graphs", "masks", "dies")
 several = pytest.mark.skipif(GPUS < 2, reason="one GPU here: two are needed")
-
-
-def run_ranks(
-    folder: Path, work: str, gpus: Sequence[int], visible: Sequence[str | None],
-    before: Sequence[tuple[str, ...]],
-) -> list[tuple[int, str]]:  # fmt: skip
-    """By rank: exit code and what it printed. visible: its CUDA_VISIBLE_DEVICES; before: of its
-    command."""
-    world, ranks = len(gpus), []
-    for rank, gpu in enumerate(gpus):
-        name = visible[rank]
-        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": name} if name is not None else {})
-        command = [*before[rank], sys.executable, "-m", "gpu.device_rank", str(folder / "meet")]
-        command += [str(world), str(rank), str(gpu), work]
-        ranks.append(
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                env=environment,
-            )
-        )  # fmt: skip
-    try:
-        return [(one.communicate(timeout=LIMIT_S)[0], one.returncode)[::-1] for one in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-
-
-def check(results: list[tuple[int, str]], work: str) -> None:
-    for rank, (code, said) in enumerate(results):
-        print(f"== rank {rank} ended with {code}\n{said[-3000:]}")
-    assert [code for code, _ in results] == [0] * len(results)
-    last = len(results) - 1
-    for rank, (_, said) in enumerate(results):
-        assert f"{work}: all as it has to be" in said or (work == "dies" and rank == last)
 
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_process_for_each_rank(tmp_path: Path, work: str) -> None:
     gpus = [rank % max(1, GPUS) for rank in range(WORLD)]
-    check(run_ranks(tmp_path, work, gpus, [None] * WORLD, [()] * WORLD), work)
+    check(run_ranks(tmp_path, work, gpus, [None] * WORLD), work)
 
 
 @several
 @pytest.mark.parametrize("work", ["low_latency", "throughput"])
 def test_each_process_sees_its_own_gpu_only(tmp_path: Path, work: str) -> None:
     visible = [str(rank) for rank in range(WORLD)]
-    check(run_ranks(tmp_path, work, [0] * WORLD, visible, [()] * WORLD), work)
+    check(run_ranks(tmp_path, work, [0] * WORLD, visible), work)
 
 
 @several

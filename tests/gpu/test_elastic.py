@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="epfabric.ElasticBuffer works on torch's tensors")
@@ -17,6 +18,7 @@ from gpu.buffer_ranks import Batch  # noqa: E402
 from gpu.device_trips import Side, Size  # noqa: E402
 from gpu.elastic_trips import SMS, WAYS, Way, elastic, elastic_trip  # noqa: E402
 
+REPLAYS, CHECKED, BATCHES = 2_000, 40, 6  # of graphs; others are looked at at random too
 SIZE = Size(tokens=96, hidden=1024, local=12, topk=4)
 
 
@@ -51,17 +53,28 @@ def test_a_graph_is_replayed_with_changing_routing(alone: Side, calls: int, expa
                     do_cpu_sync=False, do_handle_copy=False, do_expand=expand,
                 )  # fmt: skip
                 combined, back, _ = buffer.combine(out, handle, topk_weights=weights)
-        for _ in range(20):
-            fresh = alone.batches(alone.seed(), full=True)[0]
+        stored = [alone.batches(alone.seed(), full=True)[0] for _ in range(BATCHES)]
+        stored[1].topk.fill_(-1)
+        rng = np.random.default_rng(alone.seed())
+        looks = list(range(CHECKED - 1, REPLAYS, CHECKED))
+        looks += rng.integers(0, REPLAYS, 20).tolist()
+        for replay in range(REPLAYS):
+            fresh = stored[int(rng.integers(BATCHES))]
             for old, new in zip(vars(batch).values(), vars(fresh).values(), strict=True):
                 old.copy_(new)
+            if replay in looks:
+                for tensor in (out, weights, combined, back):
+                    tensor.fill_(float("nan"))
             graph.replay()
-            torch.cuda.synchronize()
+            if replay not in looks:
+                continue
             named = batch.topk >= 0
             times = named.sum(dim=1) if way.expand else named.any(dim=1)
             total = batch.x.double() * times[:, None]
             assert ((combined.double() - total).abs() <= total.abs() * 2.0**-7).all()
             assert torch.equal(back, torch.where(named, batch.weights, 0.0))
+            if replay in looks[::5]:
+                elastic_trip(alone, buffer, looks.index(replay) // 5)  # without a graph
 
 
 def test_what_cannot_be_is_refused_before_another_rank_is_told(alone: Side) -> None:

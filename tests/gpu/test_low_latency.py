@@ -25,12 +25,13 @@ from gpu.expert_ranks import (
     Array,
     Batch,
     Rank,
-    bf16_of,
     check_combine,
     check_dispatch,
     expert_ranks,
     expert_rows,
+    trip,
 )
+from gpu.replays import replay_graphs
 from harness.device import Gpu
 
 
@@ -56,32 +57,6 @@ SHAPES = [
 ]
 
 
-def counts_of(rng: np.random.Generator, shape: Shape) -> list[int]:
-    """Of each rank; often one has none and one has all that fit."""
-    counts = rng.integers(0, shape.tokens + 1, shape.world)
-    counts[rng.integers(shape.world)] = shape.tokens
-    if shape.world > 1:
-        counts[rng.integers(shape.world)] = 0
-    return [int(count) for count in counts]
-
-
-def run(ranks: list[Rank], rng: np.random.Generator, fp8: bool, power: bool = False) -> None:
-    shape = ranks[0].end.shape
-    for rank, count in zip(ranks, counts_of(rng, shape), strict=True):
-        rank.dispatch(Batch.random(rng, shape, count), power=power)
-    for rank in ranks:
-        rank.sync()
-        assert rank.end.failure() is None
-    check_dispatch(ranks, power=power)
-    results = expert_rows(ranks, rng)
-    for rank in ranks:
-        rank.combine()
-    for rank in ranks:
-        rank.sync()
-        assert rank.end.failure() is None
-    check_combine(ranks, results)
-
-
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.world}-{s.tokens}-{s.hidden}")
 def test_tokens_reach_their_experts_and_come_back_summed(
@@ -91,7 +66,7 @@ def test_tokens_reach_their_experts_and_come_back_summed(
         for call in range(6):
             for rank in ranks:
                 rank.sets[0].early = call % 3 == 1
-            run(ranks, rng, fp8, power=call == 3)
+            trip(ranks, rng, power=call == 3)
 
 
 def test_scales_as_exponents_are_those_of_the_powers(
@@ -210,7 +185,7 @@ def test_seven_of_eight_go_on_without_the_one_that_is_lost(
     shape = Shape(world=8, experts=32, tokens=16, hidden=512, topk=4)
     lost = int(rng.integers(8))
     with expert_ranks(kernels, shape, timeout_s=0.5, mask=True) as ranks:
-        run(ranks, rng, fp8=False)
+        trip(ranks, rng)
         rest = [rank for rank in ranks if rank.end.rank != lost]
         for _ in range(5):
             for rank in rest:
@@ -234,52 +209,14 @@ def expert_rows_of(
     return [[] if rank.end.rank == lost else next(rest) for rank in ranks]
 
 
+@pytest.mark.parametrize("hooked", [False, True], ids=["whole", "hooks"])
 @pytest.mark.parametrize("calls", [1, 2])
-def test_a_captured_graph_is_replayed_with_changing_routing(
-    kernels: Kernels, rng: np.random.Generator, calls: int
+def test_a_graph_is_replayed_with_changing_routing(
+    kernels: Kernels, rng: np.random.Generator, calls: int, hooked: bool
 ) -> None:
     shape = Shape(world=2, experts=16, tokens=32, hidden=1024, topk=4)
-    with expert_ranks(kernels, shape, fp8=False) as ranks:
-        run(ranks, rng, fp8=False)
-        graphs = [_capture(rank, calls) for rank in ranks]
-        for replay in range(1000):
-            checks = replay % 50 == 49
-            if checks:
-                for rank in ranks:
-                    rank.sync()
-                for rank in ranks:
-                    rank.sets[0].take(Batch.random(rng, shape, 32, none=0.3))
-                results = [bf16_of(rng.standard_normal(r.sets[0].rows.shape)) for r in ranks]
-                for rank, rows in zip(ranks, results, strict=True):
-                    rank.sets[0].rows.write(rows)
-            for rank, graph in zip(ranks, graphs, strict=True):
-                checked(driver.cuGraphLaunch(graph, rank.stream))
-            if checks:
-                for rank in ranks:
-                    rank.sync()
-                    assert rank.end.failure() is None
-                check_dispatch(ranks)
-                check_combine(ranks, results)
-                run(ranks, rng, fp8=False)  # without a graph, in between
-        for graph in graphs:
-            checked(driver.cuGraphExecDestroy(graph))
-
-
-def _capture(rank: Rank, calls: int) -> driver.CUgraphExec:
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    rank.sync()
-    full = Batch(
-        np.zeros((32, rank.end.shape.hidden), np.uint16),
-        np.zeros((32, rank.end.shape.topk), np.int64),
-        np.zeros((32, rank.end.shape.topk), np.float32),
-    )
-    rank.sets[0].take(full)
-    checked(driver.cuStreamBeginCapture(rank.stream, mode))
-    for _ in range(calls):
-        rank.dispatch(None)
-        rank.combine()
-    graph = checked(driver.cuStreamEndCapture(rank.stream))
-    return checked(driver.cuGraphInstantiate(graph, 0))
+    with expert_ranks(kernels, shape, fp8=hooked) as ranks:
+        replay_graphs(ranks, rng, calls, hooked)
 
 
 def test_the_mirrors_equal_the_compiled_ones(kernels: Kernels) -> None:

@@ -43,6 +43,8 @@ class Case:
         counts[seed % self.world] = self.tokens
         if seed % 3 == 0:
             counts[(seed + 1) % self.world] = 0
+        if seed % 5 == 0:
+            counts = [0] * self.world
         made = [
             Batch.random(seed + rank, count, self.hidden, self.experts, self.k)
             for rank, count in enumerate(counts)
@@ -53,6 +55,7 @@ class Case:
         return made
 
 
+REPLAYS, CHECKED, BATCHES = 10_000, 100, 6  # of graphs; others are looked at at random too
 WIDE = Config(16)
 NARROW = Config(4, 2, 5)  # rings go round many times
 CASES = [
@@ -60,6 +63,10 @@ CASES = [
     Case(2, 600, 7168, 64, 8, Config(20)),
     Case(2, 300, 512, 8, 2, NARROW),
     Case(3, 100, 2048, 48, 6, WIDE),
+    Case(2, 4096, 8192, 64, 8, Config(20)),
+    Case(4, 90, 8192, 1024, 16, Config(32)),
+    Case(5, 64, 4096, 40, 1, NARROW),
+    Case(7, 40, 2048, 21, 3, Config(18)),
     Case(8, 130, 1024, 256, 16, WIDE),
     Case(8, 70, 256, 16, 4, NARROW),
 ]
@@ -132,6 +139,7 @@ def round_trip(case: Case, ranks: Ranks, fp8: bool = False, aside: bool = False,
     inputs = [scaled(batch) if fp8 else batch.x for batch in batches]
     flags: list[Any] = [None] * case.world
     torch.cuda.synchronize()
+    ranks.each(lambda _: reserve((64 << 20) + 16 * case.world * case.tokens * case.hidden))
 
     def dispatch(rank: int) -> Any:
         buffer, batch = ranks.buffers[rank], batches[rank]
@@ -190,48 +198,91 @@ def test_tokens_come_in_order_and_their_rows_come_back_summed(case: Case) -> Non
                        alignment=(1, 8)[call % 2], cached=call in (1, 2))  # fmt: skip
 
 
+class Replayed:
+    """A rank's graph of layouts, dispatches and combines, and the batches that its replays take."""
+
+    def __init__(self, case: Case, ranks: Ranks, rank: int, seed: int) -> None:
+        self.case, self.buffer, self.stream = case, ranks.buffers[rank], ranks.streams[rank]
+        made = [
+            Batch.random(seed + 10 * number + rank, case.tokens, case.hidden, case.experts, case.k)
+            for number in range(BATCHES)
+        ]
+        made[1].topk.fill_(-1)  # sends nothing
+        self.stored, self.now = made, made[0]
+        self.batch = Batch(*(value.clone() for value in vars(made[0]).values()))
+        self.graph = torch.cuda.CUDAGraph()
+        self.flags: Any = None
+        self.result: Any = None
+        self.combined: Any = None
+
+    def capture(self, calls: int, worst: int) -> None:
+        buffer, batch, config = self.buffer, self.batch, self.case.config
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            for _ in range(calls):
+                by_rank, _, by_expert, self.flags, _ = buffer.get_dispatch_layout(
+                    batch.topk, self.case.experts
+                )
+                self.result = buffer.dispatch(
+                    batch.x, num_tokens_per_rank=by_rank, is_token_in_rank=self.flags,
+                    num_tokens_per_expert=by_expert, topk_idx=batch.topk,
+                    topk_weights=batch.weights, num_worst_tokens=worst, config=config,
+                )  # fmt: skip
+                self.combined = buffer.combine(
+                    self.result[0], self.result[4], topk_weights=self.result[2], config=config
+                )
+
+    def replay(self, number: int) -> None:
+        """Copies on the stream, without a kernel of torch."""
+        self.now = self.stored[number]
+        with torch.cuda.stream(self.stream):
+            pairs = zip(vars(self.batch).values(), vars(self.now).values(), strict=True)
+            for target, source in pairs:
+                target.copy_(source)
+            self.graph.replay()
+
+    def poison(self) -> None:
+        for tensor in (self.result[0], self.result[2], *self.combined[:2]):
+            tensor.fill_(float("nan"))
+        self.result[1].fill_(7)
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_graph_of_dispatch_and_combine_is_replayed(calls: int) -> None:
+    seed = secrets.randbits(31)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
     case = Case(2, 100, 1024, 16, 4, Config(20))
     worst = 2 * case.tokens
     with case.open() as ranks:
         round_trip(case, ranks)
-        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
-        batches = [Batch.random(rank, case.tokens, case.hidden, 16, 4) for rank in range(2)]
-        results: list[Any] = [None, None]
-        combined: list[Any] = [None, None]
-        flags: list[Any] = [None, None]
-        for rank in range(2):
-            buffer, batch = ranks.buffers[rank], batches[rank]
-            with torch.cuda.graph(graphs[rank], stream=ranks.streams[rank]):
-                for _ in range(calls):
-                    by_rank, _, by_expert, flags[rank], _ = buffer.get_dispatch_layout(
-                        batch.topk, case.experts
-                    )
-                    results[rank] = buffer.dispatch(
-                        batch.x, num_tokens_per_rank=by_rank, is_token_in_rank=flags[rank],
-                        num_tokens_per_expert=by_expert, topk_idx=batch.topk,
-                        topk_weights=batch.weights, num_worst_tokens=worst, config=case.config,
-                    )  # fmt: skip
-                    combined[rank] = buffer.combine(
-                        results[rank][0], results[rank][4], topk_weights=results[rank][2],
-                        config=case.config,
-                    )  # fmt: skip
+        sides = [Replayed(case, ranks, rank, seed) for rank in range(2)]
+        for side in sides:
+            side.capture(calls, worst)
         ranks.each(lambda _: reserve())  # a capture gives torch's spare memory back
-        for replay in range(1000):
-            if replay % 100 == 0:
+        looks = list(range(CHECKED - 1, REPLAYS, CHECKED))
+        looks += rng.integers(0, REPLAYS, 20).tolist()
+        for replay in range(REPLAYS):
+            if replay in looks:
                 torch.cuda.synchronize()
-                round_trip(case, ranks)  # without a graph, in between
-                for batch in batches:
-                    fresh = Batch.random(secrets.randbits(31), case.tokens, case.hidden, 16, 4)
-                    for old, new in zip(vars(batch).values(), vars(fresh).values(), strict=True):
-                        old.copy_(new)
+                for side in sides:
+                    side.poison()
                 torch.cuda.synchronize()
-            ranks.each(lambda rank: graphs[rank].replay())
-            if replay % 100 == 0:
-                check_received(case, batches, [b.x for b in batches], flags, results, 1, worst)
-                rows, weights = [one[0] for one in results], [one[2] for one in results]
-                check_combined(batches, flags, rows, combined, weights, [(), ()])
+            for side in sides:
+                side.replay(int(rng.integers(BATCHES)))
+            if replay in looks:
+                torch.cuda.synchronize()
+                check_replay(case, sides, worst)
+            if replay in looks[::5]:
+                round_trip(case, ranks, fp8=looks.index(replay) % 2 == 1)  # without a graph
+        torch.cuda.synchronize()
+
+
+def check_replay(case: Case, sides: list[Replayed], worst: int) -> None:
+    batches, flags = [side.now for side in sides], [side.flags for side in sides]
+    results, combined = [side.result for side in sides], [side.combined for side in sides]
+    check_received(case, batches, [b.x for b in batches], flags, results, 1, worst)
+    rows, weights = [one[0] for one in results], [one[2] for one in results]
+    check_combined(batches, flags, rows, combined, weights, [(), ()])
 
 
 def test_a_rank_that_does_not_come_fails_the_buffer_and_says_so() -> None:

@@ -18,20 +18,17 @@ NATIVE = {
     "epfabric_host._producer": (ROOT / "kernels/host", ROOT / "kernels/host"),
 }
 
-BENCHES, TWO_GPUS = ("gpu_fifo", "low_latency", "buffer"), ("two_gpus",)
+BENCHES = ("gpu_fifo", "low_latency", "proxied", "buffer", "elastic")
+TWO_GPUS = ("two_gpus",)
 TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")
 # Of API calls only ours are checked, where they are made: torch's own ask for what is not there.
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9",
              "--report-api-errors", "no")  # fmt: skip
-SLOW = (
-    "tcp",
-    "test_devices",
-    "brokered",
-    "proxied",
-    "test_a_graph",
-    "8-130",
-    "8-70",
-)  # under the sanitizer
+# Left out under the sanitizer: whole processes, and what takes long there. Calls between nodes are
+# test_cores'.
+SLOW = ("tcp", "test_devices", "brokered", "proxied", "mps", "test_a_graph", "test_the_edges",
+        "right_numbers", "2-4096-8192", "4-90", "5-64-4096", "7-40", "8-130", "8-70", "4096-512",
+        "9-8192", "12-2560")  # fmt: skip
 
 
 def main() -> int:
