@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="epfabric.Buffer works on torch's tensors")
 
-from gpu.device_ranks import check, run_ranks  # noqa: E402
+from gpu.device_ranks import LIMIT_S, check, run_ranks  # noqa: E402
 from gpu.mps import Mps  # noqa: E402
 
 CASES = [("low_latency", 2), ("throughput", 4), ("graphs", 2), ("survives", 8)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_payload_in_gpu_memory_goes_by_the_copies_of_a_process_of_the_test(
+    mps: Mps, world: int
+) -> None:
+    """No agent does this: the transport is the test's own, for what stays on one GPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu.copied_ranks", str(world)], capture_output=True, text=True,
+        check=False, timeout=LIMIT_S, env=os.environ | mps.environment,
+    )  # fmt: skip
+    print(done.stdout, done.stderr[-3000:])
+    assert done.returncode == 0
+    assert int(done.stdout.split()[-1]) > 0
+    assert mps.servers()
 
 
 @pytest.mark.parametrize(("work", "world"), CASES)
