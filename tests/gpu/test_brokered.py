@@ -52,12 +52,12 @@ peers:
 class Node:
     """One agent; ranks reach it at `socket`."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, spec: str) -> None:
         self.processes = processes
         folder = processes.folder
         self.socket = folder / "state" / "sockets" / "moe" / "agent.sock"
         manifest, pki = folder / "fabric.yaml", folder / "pki"
-        manifest.write_text(MANIFEST)
+        manifest.write_text(MANIFEST.replace("spec:\n", f"spec:\n{spec}"))
         issue = ["issue", str(pki), "--node=a", "--fabric=moe", "--address=127.0.0.1"]
         for command in (["init", str(pki)], issue):
             subprocess.run([*AGENT, "pki", *command], cwd=ROOT, check=True, timeout=60)
@@ -92,7 +92,7 @@ class Node:
             ranks.append(self.processes.start(name, command, env=environment, cwd=ROOT))
         for process in ranks:
             assert process.wait(WAIT_S) == 0, f"{process.tail()}\n{self.agent.tail()}"
-        talking = ranks[:-1] if end == "lost" else ranks
+        talking = ranks if end == "together" else ranks[:-1]
         said = [json.loads(process.tail(1).splitlines()[-1]) for process in talking]
         print(*said, sep="\n")
         return said
@@ -106,9 +106,10 @@ class Node:
 
 
 @contextmanager
-def node() -> Iterator[Node]:
+def node(spec: str = "") -> Iterator[Node]:
+    """spec: lines more of the fabric's."""
     with Processes("epfabric-brokered-") as processes:
-        yield Node(processes)
+        yield Node(processes, spec)
 
 
 def devices(world: int) -> list[int]:
@@ -146,6 +147,13 @@ def test_ranks_that_are_clients_of_mps_reach_each_other_by_the_agent(mps: Mps) -
         check_works(one.run(4, devices=[0] * 4, more=mps.environment))
         assert one.holds_no_gpu()
     assert mps.servers()
+
+
+def test_seven_of_eight_go_on_where_the_fabric_masks_a_lost_rank(mps: Mps) -> None:
+    with node("  onRankLoss: Mask\n") as one:
+        for said in one.run(8, devices=[0] * 8, end="masked", more=mps.environment):
+            assert said["works"], said
+            assert (said["masked"], said["session"]) == ([0] * 7 + [1], [7]), said
 
 
 def test_ranks_that_share_no_ipc_namespace_reach_each_other_by_the_agent() -> None:
