@@ -32,9 +32,9 @@ EPFABRIC = f"/apis/{names.API_VERSION}"
 MANAGER = "contract"
 
 
-def stamp() -> str:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-    return now.replace("+00:00", "Z")
+def stamp(ago_s: float = 0.0) -> str:
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s)
+    return then.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class Stand:
@@ -192,9 +192,8 @@ class Stand:
         self.objects.apply(body, names.AGENT_MANAGER, subresource="status")
 
     def mute(self, node: str) -> None:
-        """The agent dies: its Lease is not renewed any more."""
+        """The agent's Lease is not renewed any more."""
         self._agents.discard(node)
-        self._lease(names.agent_lease(node), NODES_NAMESPACE, node, "2026-01-01T00:00:00.000000Z")
 
     def _lease(self, name: str, namespace: str, holder: str, renewed: str) -> None:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

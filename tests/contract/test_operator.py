@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from contract.stand import NODES_NAMESPACE, OPERATOR, Stand
+from contract.stand import NODES_NAMESPACE, OPERATOR, Stand, stamp
 from epfabric_crds import names
 from harness.process import Process
 
@@ -118,10 +118,11 @@ def test_a_fabric_at_rest_is_not_written_to(stand: Stand, fabric: str, operator:
 
 
 def test_a_silent_agent_is_unknown_and_named(stand: Stand, fabric: str, operator: Process) -> None:
-    node = f"{stand.prefix}-b"
-    stand.eventually(lambda: ready(stand, fabric), "Ready", operator)
-    stand.mute(node)
-    # 40 s of silence by the operator's own clock: the Lease that names an old time was just seen.
+    node = f"{stand.prefix}-silent"
+    stand.node(node, fabric)
+    stand.eventually(lambda: exists(stand, node), node, operator)
+    # Its Lease is old at first sight, but not too old: what lacks passes by the operator's clock.
+    stand.agent(node, renewed=stamp(ago_s=names.LEASE_SECONDS - 8))
     stand.eventually(
         lambda: stand.condition("epfn", node, "Ready").get("status") == "Unknown",
         "Unknown",
@@ -136,6 +137,9 @@ def test_a_silent_agent_is_unknown_and_named(stand: Stand, fabric: str, operator
     assert stand.condition("epfn", node, "TransportReady")["status"] == "True"
     stand.agent(node)
     stand.eventually(lambda: ready(stand, fabric), "Ready again", operator)
+    stand.mute(node)
+    stand.delete("node", node)
+    stand.eventually(lambda: not exists(stand, node), "EPFabricNode gone", operator)
 
 
 def test_an_agent_without_transport_says_why(stand: Stand, fabric: str, operator: Process) -> None:
