@@ -17,6 +17,14 @@ inline uint64_t wanted_operations(uint64_t usual) {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : usual;
 }
 
+// Groups in which a case looks at its loss. One thread moves each of them, but for its opening and
+// its end: the thread sanitizer needs few.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int kGroups = 3;
+#else
+inline constexpr int kGroups = 20;
+#endif
+
 // Whether the reason is this one, or that an ATOMIC asked before was late: its bound is as long.
 inline bool names_cause(const std::string& why, const std::string& cause) {
   return why.find(cause) != std::string::npos ||

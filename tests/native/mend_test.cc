@@ -216,7 +216,7 @@ TEST_CASE("a port that goes away costs a turn no more than a few queue pairs") {
 // Rank 1 is its node's delegate: barriers of the others go on over its connection.
 TEST_CASE("a masked delegate's connection is made anew, and the others' barriers get through") {
   std::minstd_rand random(static_cast<uint32_t>(seed()));
-  for (int run = 0; run < 30; ++run) {
+  for (int run = 0; run < 3 * kGroups / 2; ++run) {
     CAPTURE(run);
     HandShape shape;
     shape.nodes = {{0}, {1, 2}};
@@ -248,7 +248,7 @@ TEST_CASE("a masked delegate's connection is made anew, and the others' barriers
 
 TEST_CASE("a connection that is killed while it is made anew loses its rank, and no other") {
   std::minstd_rand random(static_cast<uint32_t>(seed()));
-  for (int run = 0; run < 30; ++run) {
+  for (int run = 0; run < 3 * kGroups / 2; ++run) {
     CAPTURE(run);
     HandShape shape;
     shape.nodes = {{0}, {1}, {2}};

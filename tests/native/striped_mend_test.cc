@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <optional>
 
 #include "contract_course.h"
 #include "lines.h"
@@ -16,21 +17,22 @@ using namespace epfabric::test;
 
 namespace {
 
-using RcLines = Lines<RcNetwork>;
+struct RcLines : Lines<RcNetwork> {
+  std::optional<bool> guess;  // broken: whether what failed is taken to be there
+};
 
 class StripedRc : public StripedEndpoint<RcEndpoint> {
  public:
-  explicit StripedRc(std::reference_wrapper<RcLines> lines) : StripedEndpoint(lines.get()) {}
+  explicit StripedRc(std::reference_wrapper<RcLines> lines)
+      : StripedEndpoint(lines.get()), guess_(lines.get().guess) {}
+  bool arrived(PeerIndex peer, void* context) {
+    return guess_ ? *guess_ : StripedEndpoint::arrived(peer, context);
+  }
+
+ private:
+  const std::optional<bool> guess_;
 };
 static_assert(Mending<StripedRc> && Unordered<StripedRc>);
-
-// Broken: what failed is taken to be lost, or to be there.
-template <bool kThere>
-class Guessing : public StripedRc {
- public:
-  using StripedRc::StripedRc;
-  bool arrived(PeerIndex, void*) { return kThere; }
-};
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kWanted = 40'000;
@@ -40,6 +42,8 @@ constexpr uint64_t kWanted = 300'000;
 constexpr uint64_t kBelowWraps = (uint64_t{1} << 32) - 40;
 // Time passes, or it would be thousands of turns until two ends look for each other.
 constexpr Course kCourse{15'000, 4'000'000, 20'000};
+// A group ends within 100'000 turns or so; a broken one may never.
+constexpr Course kGuessed{15'000, 400'000, 20'000};
 
 RcRules random_rules(std::minstd_rand& random) {
   RcRules rules;
@@ -74,13 +78,13 @@ struct Outcome {
   uint64_t posted = 0, breaks = 0, unanswered = 0, late = 0, mended = 0, replayed = 0;
 };
 
-template <class E>
-Outcome run(uint64_t seed) {
+Outcome run(uint64_t seed, const Course& course, std::optional<bool> guess = {}) {
   std::minstd_rand random(static_cast<uint32_t>(seed));
   HandShape shape = random_shape(random);
   shape.limits.tries = UINT32_MAX;
   if (random() % 2 == 0) shape.limits.first_sequence = kBelowWraps;
   RcLines lines;
+  lines.guess = guess;
   if (random() % 3 == 0) lines.selection = Selection::kRoundRobin;
   const uint32_t count = 2 + random() % 2;
   const uint64_t max_bytes = random_max_bytes(random);
@@ -89,12 +93,12 @@ Outcome run(uint64_t seed) {
     rules.max_bytes = max_bytes;
     lines.add(seed + i, rules);
   }
-  HandGroup<RcLines, E> group(shape, seed, lines);
+  HandGroup<RcLines, StripedRc> group(shape, seed, lines);
   OrderChecker checker(group.sessions(), seed, {});
   Outcome out;
-  out.fault = post_until(group, lines, checker, kCourse, random() % kCourse.posts);
+  out.fault = post_until(group, lines, checker, course, random() % course.posts);
   if (random() % 2 == 0) go_dead(lines.networks[random() % count]);
-  if (out.fault.empty()) out.fault = play(group, lines, checker, kCourse);
+  if (out.fault.empty()) out.fault = play(group, lines, checker, course);
   for (const RcNetwork& network : lines.networks) {
     out.posted += network.posted();
     out.breaks += network.breaks();
@@ -125,7 +129,7 @@ TEST_CASE("lines that break or go for good leave nothing lost, repeated or late"
   Outcome total;
   uint64_t seeds = 0;
   for (uint64_t one = seed(); total.posted < wanted_operations(kWanted); ++one, ++seeds) {
-    const Outcome outcome = run<StripedRc>(one);
+    const Outcome outcome = run(one, kCourse);
     INFO("one group again: EPFABRIC_SEED=" << one << " EPFABRIC_OPERATIONS=1");
     REQUIRE(outcome.fault == "");
     total.posted += outcome.posted;
@@ -154,9 +158,9 @@ TEST_CASE("a guess about what failed, either way, is found by the checker") {
   std::string lost, there;
   const auto repeated = [&] { return lost.find("once more") != std::string::npos; };
   for (uint64_t one = seed(); !repeated() && one < seed() + 20; ++one)
-    lost = run<Guessing<false>>(one).fault;
+    lost = run(one, kGuessed, false).fault;
   for (uint64_t one = seed(); there.empty() && one < seed() + 20; ++one)
-    there = run<Guessing<true>>(one).fault;
+    there = run(one, kGuessed, true).fault;
   CHECK_MESSAGE(repeated(), lost);
   CHECK_FALSE(there.empty());
 }
@@ -289,7 +293,7 @@ TEST_CASE("a group whose last line goes ends with a reason that names the rank")
 
 TEST_CASE("a line that is killed for one rank loses none; its last one loses that rank alone") {
   std::minstd_rand random(static_cast<uint32_t>(seed()));
-  for (int run = 0; run < 20; ++run) {
+  for (int run = 0; run < kGroups; ++run) {
     CAPTURE(run);
     HandShape shape;
     shape.nodes = {{0}, {1}, {2}};
@@ -322,7 +326,7 @@ TEST_CASE("a line that is killed for one rank loses none; its last one loses tha
 // Rank 1 is its node's delegate: barriers of the others go on over its links.
 TEST_CASE("a masked delegate's link goes on over the lines left, and the others' barriers pass") {
   std::minstd_rand random(static_cast<uint32_t>(seed()));
-  for (int run = 0; run < 20; ++run) {
+  for (int run = 0; run < kGroups; ++run) {
     CAPTURE(run);
     HandShape shape;
     shape.nodes = {{0}, {1, 2}};
