@@ -66,8 +66,8 @@ def pod(name: str) -> Pod:
     return Pod(f"k-{name}", "ns", name, "g", None, Path("/nowhere"))
 
 
-def gpus(kubelet: Path) -> Gpus:
-    return Gpus(PodResources(kubelet, answer_s=1.0), lambda: HERE)
+def gpus(kubelet: Path, answer_s: float = 60.0) -> Gpus:
+    return Gpus(PodResources(kubelet, answer_s), lambda: HERE)
 
 
 async def refused(asked: Gpus, uuid: str, by: Pod) -> str:
@@ -134,7 +134,7 @@ async def test_a_kubelet_that_says_nothing_is_not_waited_for_without_end(tmp_pat
         listener.bind(str(path))
         listener.listen()
         for _ in range(2):
-            said = await refused(gpus(path), FIRST, pod("one"))
+            said = await refused(gpus(path, 0.5), FIRST, pod("one"))
             assert "does not say which GPUs ns/one has (DEADLINE_EXCEEDED" in said
             listener.close()
 
