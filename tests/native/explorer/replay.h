@@ -1,6 +1,7 @@
 // Two ends of real proxies over a network that does only what it is told: does a trace's actions
 // one by one, plays the pods, and checks what they may rely on. For the explorers' tests. Network
-// has act(action), by_hand(bool), rebase(), state_of(end) and what hand_group.h asks for.
+// has act(action), by_hand(bool), rebase(), state_of(end) and what hand_group.h asks for; whole(),
+// if it has that, says that the ends have what they need to go on.
 #pragma once
 
 #include <epfabric/command.h>
@@ -72,8 +73,11 @@ class Replay {
     return fault_;
   }
 
-  // Whether all was pushed, has completed, and is known to be there.
+  // Whether all was pushed, has completed, and is known to be there, and more could be.
   bool done() const {
+    if constexpr (requires { network.whole(); }) {
+      if (!network.whole()) return false;
+    }
     for (size_t e = 0; e < 2; ++e) {
       if (pods_[e].pushed != courses_[e].size() || pods_[e].seen_completed != courses_[e].size() ||
           pods_[1 - e].seen_signals != signals_before(e, courses_[e].size()) ||

@@ -32,6 +32,16 @@ struct Instance {
   StripedModel model;
 };
 
+uint8_t last_generation(const Explorer<StripedModel>& explored) {
+  uint8_t out = 0;
+  for (uint32_t at = 0; at < explored.states(); ++at) {
+    for (const auto& end : explored.state(at).ends) {
+      for (const auto& line : end.lines) out = std::max(out, line.generation);
+    }
+  }
+  return out;
+}
+
 // Both ends do all that they may.
 const Trace kRound = [] {
   Trace out;
@@ -64,6 +74,7 @@ TEST_CASE("lines that break or go anywhere lose, repeat and delay nothing, in ev
     explored.print(instance.name);
     INFO(instance.name << ": " << text_of(explored.counterexample()));
     REQUIRE(explored.fault() == "");
+    CHECK(last_generation(explored) < StripedModel::State::kEndless);
     Walker walker(explored, seed(), [&] {
       return std::make_unique<Replay<StripedScript, StripedEnd>>(instance.model.courses,
                                                                  kWrap - 50);
@@ -94,7 +105,7 @@ TEST_CASE("what striped recovery rests on cannot be left out, and the real code 
     const char* name;
     StripedFlaw flaw;
     Courses courses;
-    uint8_t breaks;
+    uint8_t breaks, kills = 0;
   };
   const Case cases[] = {
       {"all is sent again", StripedFlaw::kNothingThere, {"WS", ""}, 1},
@@ -102,10 +113,11 @@ TEST_CASE("what striped recovery rests on cannot be left out, and the real code 
       {"greetings tell of their own line", StripedFlaw::kOwnLine, {"S", ""}, 1},
       {"a line goes on to another era by itself", StripedFlaw::kAcross, {"S", ""}, 2},
       {"counts are told too early", StripedFlaw::kEarly, {"S", ""}, 1},
+      {"a line that is out follows nobody", StripedFlaw::kUnfollowed, {"", ""}, 1, 1},
   };
   for (const Case& one : cases) {
     CAPTURE(one.name);
-    const Explorer<StripedModel> explored({one.courses, one.breaks, 0, one.flaw}, kMost);
+    const Explorer<StripedModel> explored({one.courses, one.breaks, one.kills, one.flaw}, kMost);
     explored.print(one.name);
     const std::string text = text_of(explored.counterexample());
     std::printf("explorer: %s: %s\n", one.name, text.c_str());

@@ -52,6 +52,8 @@ class StripedScript {
   void choose(const Action& action) { ways_[action.end] = action.index; }
   // What is none of the pods' and proxies'. False where there is nothing to do it with.
   inline bool act(const Action& action);
+  // All lines that there are are met.
+  inline bool whole() const;
   // All lines are met in one era, and carry nothing.
   inline bool settled() const;
   // What both ends have now is the first era, and no greeting is on its way.
@@ -268,7 +270,7 @@ class LineEnd {
     if (script_.flaw == StripedFlaw::kAcross) greeting.era = link_.era;
     const agent::Answer answer = agent::hear(link_, greeting);
     if (answer == agent::Answer::kConflict) {
-      heard_.era = greeting.era;
+      if (script_.flaw != StripedFlaw::kUnfollowed) heard_.era = greeting.era;
       fail(0);
     }
     if (answer == agent::Answer::kConnect) {

@@ -210,7 +210,7 @@ struct StripedModel {
     if ((greeting.era < end.era && !across) || (!later && greeting.generation < line.generation))
       return;
     if (later || (greeting.generation > line.generation && line.seen)) {
-      if (later) line.later = greeting.era;
+      if (later && flaw != StripedFlaw::kUnfollowed) line.later = greeting.era;
       return fail(end, l, 0);
     }
     if (greeting.generation > line.generation) line.acknowledged = false;
@@ -315,7 +315,7 @@ struct StripedModel {
   void remake(End& end, Line& line) const {
     line.up = line.alone = false;
     if (line.gone) return;
-    line.generation += 1;
+    line.generation = std::min<uint8_t>(line.generation + 1u, State::kEndless);
     line.told = flaw == StripedFlaw::kEarly && end.counted ? end.early : end.came;
     line.seen = line.acknowledged = line.failed = line.ending = line.drained = false;
     line.later = line.later > end.era ? line.later : 0;

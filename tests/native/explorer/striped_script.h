@@ -86,6 +86,13 @@ void StripedScript::all_by_itself(size_t end) {
   }
 }
 
+bool StripedScript::whole() const {
+  for (uint8_t line = 0; line < kLines; ++line) {
+    if (!dead_[line] && !(ends_[line][0]->met(0) && ends_[line][1]->met(0))) return false;
+  }
+  return true;
+}
+
 bool StripedScript::settled() const {
   for (const auto& ends : ends_) {
     for (const LineEnd* line : ends) {

@@ -17,6 +17,7 @@ enum class StripedFlaw : uint8_t {
   kOwnLine,       // greetings tell of their own line alone
   kAcross,        // a line goes on to the peer's next era by itself
   kEarly,         // counts are those of when the first line broke
+  kUnfollowed,    // a line that is out does not say that the peer is in a later era
 };
 
 struct StripedState {
@@ -25,6 +26,8 @@ struct StripedState {
   static constexpr uint8_t kLines = 2;
   static constexpr uint8_t kCredit = kMostCommands;  // behind the commands' operations
   static constexpr uint8_t kOps = kMostCommands + 1;
+  // A generation that only a flaw comes to; later ones are alike.
+  static constexpr uint8_t kEndless = 4;
   using Counts = std::array<uint8_t, kLines>;  // of immediates
 
   struct Op {
