@@ -28,7 +28,7 @@ enum class Verb : uint8_t {
   kEnter,  // its ranks have entered
   kSend,   // it sends what is due
   kTake,   // the oldest message of node `index` arrives
-  kLeave,  // it lets its ranks go
+  kLeave,  // it lets its ranks go; of a link, an end waits for its line no more
   kMask,   // all of its ranks are masked, everywhere
   kLose,   // it waits for node `index` no more
   kLast = kLose,

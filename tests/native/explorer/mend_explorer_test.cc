@@ -16,7 +16,6 @@ namespace {
 class FlawedEnd : public MendEnd {
  public:
   using MendEnd::MendEnd;
-  MendFlaw flaw() const { return network().flaw; }
 };
 
 }  // namespace

@@ -1,12 +1,14 @@
 // A model of a link whose network keeps the order and whose connections break (remote_mend.h,
 // verbs_greeting.h): two ends, each with a pod that pushes a course, a proxy that is moved by
 // turns, and an end of the connection with a completion queue. Greetings are lost, repeated, and
-// come out of order. One completion is polled in a turn. mend_script.h does the same with the real
-// proxies.
+// come out of order. One completion is polled in a turn. With two lines the link uses one of them,
+// and goes over to the other (standby_lines.h). mend_script.h and standby_script.h do the same with
+// the real proxies.
 #pragma once
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "action.h"
 #include "mend_state.h"
@@ -20,21 +22,29 @@ struct MendModel {
   using Mend = State::Mend;
   using Greeting = State::Greeting;
   static constexpr uint8_t kMail = State::kMail, kMostRecords = State::kMostRecords,
-                           kOps = State::kOps, kAnswer = State::kAnswer;
+                           kOps = State::kOps, kAnswer = State::kAnswer, kLines = State::kLines;
 
   Courses courses;
   uint8_t breaks = 1;
   MendFlaw flaw = MendFlaw::kNone;
+  uint8_t lines = 1, kills = 0, hurries = 0;
 
   State initial() const {
     State out;
     out.breaks = breaks;
+    out.kills = kills;
+    out.hurries = hurries;
     return out;
   }
   static const char* fault_of(const State& state) { return text_of(state.fault); }
-  static bool disturbs(const Action& action) { return action.verb == Verb::kBreak; }
+  static bool disturbs(const Action& action) {
+    return action.verb == Verb::kBreak || action.verb == Verb::kKill ||
+           (action.verb == Verb::kLeave && action.index > 0);
+  }
 
+  // All that was pushed is there, or no line is, so that each end loses the other.
   bool done(const State& state) const {
+    if (state.dead[0] && state.dead[1]) return true;
     for (size_t e = 0; e < 2; ++e) {
       const End &end = state.ends[e], &other = state.ends[1 - e];
       if (end.pushed != courses[e].size() || end.held || end.failed || !end.met() ||
@@ -47,7 +57,8 @@ struct MendModel {
           other.taken != records(e) || !other.places.all_taken(courses[e]))
         return false;
     }
-    return state.ends[0].generation == state.ends[1].generation;
+    return state.ends[0].generation == state.ends[1].generation &&
+           state.ends[0].era == state.ends[1].era;
   }
 
   // As Replay and MendScript say it.
@@ -57,8 +68,8 @@ struct MendModel {
       const End& end = state.ends[e];
       size_t completed = 0;
       while (completed < courses[e].size() && complete(end, e, completed)) ++completed;
-      out += visible_of(signals(e, end.taken), completed, end.places) +
-             std::to_string(end.generation) + " " + std::to_string(end.seen) + " " +
+      out += visible_of(signals(e, end.taken), completed, end.places) + std::to_string(end.era) +
+             " " + std::to_string(end.generation) + " " + std::to_string(end.seen) + " " +
              std::to_string(end.acknowledged) + (end.failed ? " failed; " : " whole; ");
     }
     return out;
@@ -66,28 +77,30 @@ struct MendModel {
 
   void actions(const State& state, Trace& out) const {
     for (uint8_t e = 0; e < 2; ++e) {
-      const End &end = state.ends[e], &other = state.ends[1 - e];
+      const End& end = state.ends[e];
       if (end.pushed < courses[e].size() && !end.held) out.push_back({Verb::kPush, e, 0});
       out.push_back({Verb::kTurn, e, 0});
       uint8_t undone = 0;
       for (const Op op : end.ops) undone += op == Op::kFlying;
-      if (answers(end, other) && undone > 0) out.push_back({Verb::kStore, e, 0});
+      if (answers(state, e) && undone > 0) out.push_back({Verb::kStore, e, 0});
       if (!end.failed && first_flight(end) < kOps && end.ops[first_flight(end)] == Op::kDone)
         out.push_back({Verb::kAnswer, e, 0});
       if (end.late > 0) out.push_back({Verb::kLate, e, 0});
-      const uint8_t under_way = reaches(end, other) ? undone : 0;
+      const bool reached = state.reaches(e);
+      const uint8_t under_way = reached ? undone : 0;
       for (uint8_t n = 0; n <= under_way && !end.failed; ++n) {
         if (state.breaks > 0) out.push_back({Verb::kBreak, e, n});
-        if (undone > 0 && !reaches(end, other)) out.push_back({Verb::kGiveUp, e, n});
+        if (undone > 0 && !reached) out.push_back({Verb::kGiveUp, e, n});
       }
-      if (!end.failed && !end.met()) out.push_back({Verb::kGreet, e, 0});
+      if (!end.failed && !end.met() && !state.dead[end.line()]) out.push_back({Verb::kGreet, e, 0});
       for (uint8_t i = 0; i < end.mails; ++i) out.push_back({Verb::kHear, e, i});
+      if (lines > 1) add_of_lines(state, e, out);
     }
   }
 
   State apply(const State& before, const Action& action) const {
     State state = before;
-    End &end = state.ends[action.end], &other = state.ends[1 - action.end];
+    End& end = state.ends[action.end];
     switch (action.verb) {
       case Verb::kPush:
         end.pushed += 1;
@@ -122,10 +135,19 @@ struct MendModel {
         state.breaks -= 1;
         [[fallthrough]];
       case Verb::kGiveUp:
-        fail(end, other, action.index);
+        state.fail(action.end, action.index);
+        break;
+      case Verb::kKill:
+        state.kills -= 1;
+        state.kill(action.end, action.line);
+        break;
+      case Verb::kLeave:
+        state.hurries -= action.index;
+        end.leaving = end.called = true;
+        end.meeting = false;
         break;
       case Verb::kGreet:
-        greet(end, other);
+        state.greet(action.end, mails());
         break;
       case Verb::kHear:
         hear(state, action.end, action.index);
@@ -137,6 +159,17 @@ struct MendModel {
   }
 
  private:
+  // It waits for its line no more: that is gone, or there were too many greetings lost. Of its NICs
+  // an end keeps one.
+  void add_of_lines(const State& state, uint8_t e, Trace& out) const {
+    const End& end = state.ends[e];
+    const bool left = !end.gone[0] && !end.gone[1], dead = state.dead[end.line()];
+    if (end.meeting && left && (dead || state.hurries > 0))
+      out.push_back({Verb::kLeave, e, static_cast<uint8_t>(dead ? 0 : 1)});
+    for (uint8_t l = 0; l < kLines && left && state.kills > 0; ++l) {
+      if (!state.dead[l]) out.push_back({Verb::kKill, e, 0, l});
+    }
+  }
   char command(size_t e, size_t i) const { return i == kAnswer ? 'a' : courses[e][i]; }
   bool is_record(size_t e, size_t i) const { return i == kAnswer || has_record(courses[e][i]); }
   bool answers_one(size_t e) const { return courses[1 - e].find('A') != std::string_view::npos; }
@@ -166,25 +199,20 @@ struct MendModel {
     while (i < kOps && !end.flies(i)) ++i;
     return i;
   }
-  // Whether what this end sent reaches the peer's end of the same connection.
-  static bool reaches(const End& end, const End& other) {
-    return !other.ending && other.seen == end.generation;
+  bool answers(const State& state, size_t e) const {
+    return !state.ends[e].failed && state.reaches(e) &&
+           (state.ends[1 - e].late == 0 || flaw == MendFlaw::kLateOnes);
   }
-  bool answers(const End& end, const End& other) const {
-    return !end.failed && reaches(end, other) && (other.late == 0 || flaw == MendFlaw::kLateOnes);
-  }
-
-  void wrong(State& state, Fault fault) const {
-    if (state.fault == Fault::kNone) state.fault = fault;
-  }
+  // So many greetings are on their way to an end at once.
+  uint8_t mails() const { return lines > 1 ? 1 : kMail; }
 
   // A write of end `from` is done at the other one, of its source's bytes now or, if it is late,
   // then.
   void arrive(State& state, uint8_t from, uint8_t i, bool late = false) const {
     End &end = state.ends[from], &other = state.ends[1 - from];
     if (has_bytes(command(from, i))) {
-      if (other.places.at[i] == Place::kTaken) wrong(state, Fault::kAgain);
-      if (!late && end.ops[i] == Op::kCompleted) wrong(state, Fault::kSource);
+      if (other.places.at[i] == Place::kTaken) state.wrong(Fault::kAgain);
+      if (!late && end.ops[i] == Op::kCompleted) state.wrong(Fault::kSource);
       if (other.places.at[i] == Place::kEmpty) other.places.at[i] = Place::kThere;
     }
     if (!is_record(from, i)) return;
@@ -192,68 +220,29 @@ struct MendModel {
       other.queue[other.queued++] = static_cast<uint8_t>(State::kRecord | i);
   }
 
-  // All that is under way fails; the first `arriving` of what is not done arrive later.
-  static void fail(End& end, End& other, uint8_t arriving) {
-    end.failed = true;
-    end.noticed = false;
-    end.acknowledged = 0;
-    for (uint8_t i = 0; i < kOps; ++i) {
-      if (!end.flies(i)) continue;
-      if (end.ops[i] == Op::kFlying && arriving > 0 && other.late < kOps) {
-        arriving -= 1;
-        other.lates[other.late++] = i;
-      }
-      end.ops[i] = Op::kFailing;
-      end.queue[end.queued++] = static_cast<uint8_t>(State::kFail | i);
-    }
-  }
-
-  static void greet(const End& end, End& other) {
-    const Greeting greeting{end.generation, end.seen, end.acknowledged, end.told};
-    const auto last = other.mail.begin() + other.mails;
-    if (std::find(other.mail.begin(), last, greeting) != last) return;
-    if (other.mails == kMail) {  // the oldest one is lost
-      std::rotate(other.mail.begin(), other.mail.begin() + 1, other.mail.end());
-      other.mails -= 1;
-    }
-    other.mail[other.mails++] = greeting;
-  }
-
   void hear(State& state, uint8_t e, uint8_t index) const {
-    End &end = state.ends[e], &other = state.ends[1 - e];
+    End& end = state.ends[e];
     const Greeting greeting = end.mail[index];
     std::rotate(end.mail.begin() + index, end.mail.begin() + index + 1, end.mail.end());
     end.mail[--end.mails] = {};
-    if (end.failed) return;
-    if (greeting.generation < end.generation && flaw != MendFlaw::kAnyGeneration) return;
-    if (greeting.generation > end.generation && end.seen != 0) return fail(end, other, 0);
-    if (greeting.generation > end.generation) {
-      end.generation = greeting.generation;
-      end.seen = end.acknowledged = 0;
-    }
-    if (greeting.seen == end.generation) end.acknowledged = greeting.seen;
-    if (end.seen == 0) {
-      end.seen = greeting.generation;
-      end.heard = greeting.taken;
-    } else if (greeting.acknowledged == greeting.generation) {
-      return;
-    }
-    greet(end, other);
+    if (state.hear(e, greeting, flaw)) state.greet(e, mails());
   }
 
   void turn(State& state, uint8_t e) const {
     End& end = state.ends[e];
+    if (end.gone[end.line()]) end.leaving = end.called = true;
     if (end.owes) answer(state, e);
     if (end.held && end.mend == Mend::kWhole && end.met() && !end.failed) {
       post(state, e, end.pushed - 1u);
       end.held = false;
     }
     if (end.queued > 0) poll(state, e);
-    if (end.failed && !end.noticed) {
+    if (std::exchange(end.called, false) || (end.failed && !end.noticed)) {
       end.noticed = true;
+      end.meeting = false;
       end.mend = Mend::kBroken;
     }
-    if (end.mend == Mend::kBroken) return sever(end);
+    if (end.mend == Mend::kBroken) return sever(state, e);
     if (end.mend == Mend::kMeeting && end.met()) replay(state, e);
   }
 
@@ -267,7 +256,7 @@ struct MendModel {
     End& end = state.ends[e];
     const auto posted =
         record_of(e, end.pushed - (end.held ? 1u : 0u)) + (end.ops[kAnswer] != Op::kNone ? 1 : 0);
-    if (count < end.proven || count > posted) return wrong(state, Fault::kCount);
+    if (count < end.proven || count > posted) return state.wrong(Fault::kCount);
     end.proven = count;
   }
 
@@ -287,16 +276,16 @@ struct MendModel {
         end.drained = true;
         return;
       default:
-        if (record_of(1u - e, i) != end.taken) return wrong(state, Fault::kOutOfOrder);
+        if (record_of(1u - e, i) != end.taken) return state.wrong(Fault::kOutOfOrder);
         end.taken += 1;
         acknowledge(state, e, state.ends[1 - e].consumed[i]);
         if (i == kAnswer) {
           end.answered = true;
           return note_drained(state, e);
         }
-        wrong(state, end.places.take(courses[1u - e], i + 1u));
+        state.wrong(end.places.take(courses[1u - e], i + 1u));
         if (courses[1u - e][i] != 'A') return;
-        if (++end.places.applied > 1) wrong(state, Fault::kApplied);
+        if (++end.places.applied > 1) state.wrong(Fault::kApplied);
         answer(state, e);
     }
   }
@@ -315,13 +304,15 @@ struct MendModel {
   void note_drained(State& state, uint8_t e) const {
     for (size_t n = 0; n < courses[e].size(); ++n) {
       if (!complete(state.ends[e], e, n)) return;
-      if (courses[e][n] == 'D') wrong(state, state.ends[1 - e].places.take(courses[e], n));
+      if (courses[e][n] == 'D') state.wrong(state.ends[1 - e].places.take(courses[e], n));
     }
   }
 
-  void sever(End& end) const {
+  void sever(State& state, uint8_t e) const {
+    End& end = state.ends[e];
     if (!end.ending && end.seen != 0) {
-      end.ending = true;
+      if (!end.failed) state.fail(e, 0);
+      end.noticed = end.ending = true;
       if (flaw != MendFlaw::kLateOnes) {
         end.late = 0;
         end.lates = {};
@@ -334,16 +325,13 @@ struct MendModel {
     if (end.seen != 0 && !end.drained && (flaw != MendFlaw::kUnpolled || own)) return;
     end.queued = 0;
     end.queue = {};
-    end.generation += 1;
-    end.seen = end.acknowledged = 0;
-    end.told = end.taken;
-    end.failed = end.ending = end.drained = false;
+    state.remake(e, lines > 1, flaw == MendFlaw::kOwnNumber);
     end.mend = Mend::kMeeting;
   }
 
   void replay(State& state, uint8_t e) const {
     End& end = state.ends[e];
-    acknowledge(state, e, end.heard);
+    acknowledge(state, e, flaw == MendFlaw::kBelated ? end.before : end.heard);
     bool taken = false;
     for (uint8_t i = kOps; i-- > 0;) {
       if (end.ops[i] != Op::kLost) continue;

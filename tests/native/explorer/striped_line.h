@@ -2,27 +2,16 @@
 // itself: each step is an action that somebody asks for. For striped_script.h.
 #pragma once
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <deque>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "action.h"
 #include "striped_endpoint.h"
 #include "striped_model.h"
+#include "traffic.h"
 #include "verbs_greeting.h"
 
 namespace epfabric::test {
-
-using agent::Completion;
-using agent::PeerAddress;
-using agent::PeerIndex;
-using agent::Piece;
-using agent::Pieces;
-using agent::RemoteKey;
 
 class LineEnd;
 class StripedEnd;
@@ -82,23 +71,14 @@ class StripedScript {
 };
 
 // With one peer: the other one.
-class LineEnd {
+class LineEnd : public Traffic {
  public:
-  struct LocalKey {
-    RemoteKey remote;
-    void* descriptor = nullptr;
-  };
-
   explicit LineEnd(const LinePlace& place)
       : script_(*place.script), line_(place.line), name_(script_.ends_[line_].size()) {
     script_.ends_[line_].push_back(this);
   }
   LineEnd(const LineEnd&) = delete;
 
-  LocalKey register_memory(std::byte* data, uint64_t) {
-    memory_.push_back(data);
-    return {{memory_.size() - 1, 0}};
-  }
   std::vector<std::byte> address() const { return {std::byte(name_)}; }
   PeerIndex insert(const PeerAddress&) {
     known_ = true;
@@ -106,10 +86,7 @@ class LineEnd {
   }
   void meet() {}
   bool met(PeerIndex) const { return !failed_ && link_.met(); }
-  void attend() {}
   const std::string& fault(PeerIndex) const { return fault_; }
-  uint64_t max_bytes() const { return 4096; }
-  bool gathers() const { return true; }
   ssize_t write(PeerIndex, Pieces pieces, void* context) { return post(pieces, nullptr, context); }
   ssize_t write_with_imm(PeerIndex, Pieces pieces, uint32_t imm, void* context) {
     return post(pieces, &imm, context);
@@ -127,8 +104,6 @@ class LineEnd {
     }
     return got;
   }
-  int wait_fd() { return agent::kNoWaitFd; }
-  static std::string text_of(int error) { return std::strerror(error); }
 
   bool next_broken(PeerIndex& out) {
     if (noticed_) return false;
@@ -141,7 +116,7 @@ class LineEnd {
     if (!ending_) {
       flush(0);
       ending_ = true;
-      late_.clear();
+      forget_late();
       queue_.push_back({{}, true});
     }
     return drained_;
@@ -162,58 +137,21 @@ class LineEnd {
     failed_ = ending_ = drained_ = false;
   }
   const agent::Told& told(PeerIndex) const { return heard_; }
-  const std::string& broken_by(PeerIndex) const { return why_; }
 
  private:
   friend class StripedScript;
-  struct Flight {
-    std::vector<Piece> pieces;
-    void* context;
-    uint32_t imm;
-    bool has_imm, done;
-  };
-  struct Queued {
-    Completion completion;
-    bool last = false;
-  };
-  struct Late {  // with the bytes that it was sent with
-    Flight flight;
-    std::vector<std::vector<std::byte>> bytes;
-  };
-
   LineEnd& other() const { return *script_.ends_[line_][1 - name_]; }
 
   ssize_t post(Pieces pieces, const uint32_t* imm, void* context) {
     if (!fault_.empty()) return -ENOTCONN;
     if (!met(0) || !script_.on(*this)) return -EAGAIN;
-    flights_.push_back({{pieces.begin(), pieces.end()},
-                        context,
-                        imm != nullptr ? *imm : 0,
-                        imm != nullptr,
-                        false});
+    send(pieces, imm, context);
     script_.ways_[name_] = static_cast<uint8_t>(script_.ways_[name_] >> 1);
     return 0;
   }
 
-  bool store() {
-    const auto next = std::find_if(flights_.begin(), flights_.end(),
-                                   [](const Flight& flight) { return !flight.done; });
-    if (failed_ || next == flights_.end() || !reaches()) return false;
-    other().receive(*next, bytes_of(*next));
-    return next->done = true;
-  }
-  bool complete() {
-    if (failed_ || flights_.empty() || !flights_.front().done) return false;
-    queue_.push_back({{flights_.front().context, false, 0, 0, ""}});
-    flights_.pop_front();
-    return true;
-  }
-  bool arrive_late() {
-    if (late_.empty()) return false;
-    receive(late_.front().flight, late_.front().bytes);
-    late_.pop_front();
-    return true;
-  }
+  bool store() { return !failed_ && reaches() && Traffic::store(other()); }
+  bool complete() { return !failed_ && Traffic::complete(); }
   bool fail(size_t arriving) {
     if (failed_) return false;
     for (auto& ends : script_.ends_) {
@@ -226,20 +164,9 @@ class LineEnd {
   void flush(size_t arriving) {
     failed_ = true;
     link_.acknowledged = 0;
-    for (const Flight& flight : flights_) {
-      if (!flight.done && arriving > 0 && reaches()) {
-        arriving -= 1;
-        other().late_.push_back({flight, bytes_of(flight)});
-      }
-      queue_.push_back({{flight.context, false, 0, agent::kBroken, why_}});
-    }
-    flights_.clear();
+    Traffic::flush(other(), reaches() ? arriving : 0);
   }
-  bool give_up() {
-    const bool undone = std::any_of(flights_.begin(), flights_.end(),
-                                    [](const Flight& flight) { return !flight.done; });
-    return undone && !reaches() && fail(0);
-  }
+  bool give_up() { return undone() && !reaches() && fail(0); }
   void kill() {
     fault_ = "it is gone";
     script_.dead_[line_] = true;
@@ -280,37 +207,16 @@ class LineEnd {
     if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) send_greeting();
   }
 
-  std::vector<std::vector<std::byte>> bytes_of(const Flight& flight) const {
-    std::vector<std::vector<std::byte>> out;
-    for (const Piece& piece : flight.pieces) {
-      const auto* data = static_cast<const std::byte*>(piece.data);
-      out.emplace_back(data, data + piece.bytes);
-    }
-    return out;
-  }
-  void receive(const Flight& flight, const std::vector<std::vector<std::byte>>& bytes) {
-    for (size_t i = 0; i < bytes.size(); ++i) {
-      const Piece& piece = flight.pieces[i];
-      std::memcpy(memory_[piece.key] + piece.address, bytes[i].data(), bytes[i].size());
-    }
-    if (flight.has_imm) queue_.push_back({{nullptr, true, flight.imm, 0, ""}});
-  }
-
   StripedScript& script_;
   const uint8_t line_;
   const size_t name_;
-  const std::string why_ = "it broke";
   std::string fault_;
   bool known_ = false;
-  std::vector<std::byte*> memory_;
   agent::Acquaintance link_{};
   bool failed_ = false, noticed_ = true, ending_ = false, drained_ = false;
   agent::Told told_{}, heard_{};
   uint32_t polled_ = 0;            // immediates
   std::optional<uint32_t> early_;  // of these, when the first line broke
-  std::deque<Flight> flights_;     // on their way to the peer
-  std::deque<Queued> queue_;
-  std::deque<Late> late_;  // of the peer's connection that broke
 };
 
 }  // namespace epfabric::test

@@ -96,8 +96,7 @@ bool StripedScript::whole() const {
 bool StripedScript::settled() const {
   for (const auto& ends : ends_) {
     for (const LineEnd* line : ends) {
-      if (!line->met(0) || line->link_.era != ends_[0][0]->link_.era || !line->flights_.empty())
-        return false;
+      if (!line->met(0) || line->link_.era != ends_[0][0]->link_.era || !line->idle()) return false;
     }
   }
   return true;
