@@ -5,13 +5,13 @@
 // a done one: there the protocol has come to a stand.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
 #include <vector>
 
 #include "action.h"
@@ -84,16 +84,13 @@ class Explorer {
   }
 
  private:
-  struct Hash {
-    size_t operator()(const State& state) const {
-      return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&state), sizeof(State)});
-    }
-  };
-  struct Same {
-    bool operator()(const State& a, const State& b) const {
-      return std::memcmp(&a, &b, sizeof(State)) == 0;
-    }
-  };
+  // States are bytes.
+  static uint64_t hash_of(const State& state) {
+    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&state), sizeof(State)});
+  }
+  static bool same(const State& a, const State& b) {
+    return std::memcmp(&a, &b, sizeof(State)) == 0;
+  }
   struct Origin {
     uint32_t from;
     Action action;
@@ -101,16 +98,29 @@ class Explorer {
   };
 
   uint32_t add(const State& state, uint32_t from, const Action& action) {
-    const auto [at, added] = known_.try_emplace(state, static_cast<uint32_t>(states_.size()));
-    if (!added) return at->second;
+    if (2 * states_.size() >= known_.size()) grow();
+    const auto at = static_cast<uint32_t>(states_.size());
+    uint32_t& slot = slot_of(state);
+    if (slot != kNever) return slot;
+    slot = at;
     states_.push_back(state);
     origins_.push_back({from, action, from == kNever ? 0 : origins_[from].depth + 1});
     depth_ = origins_.back().depth;
     if (const char* fault = Model::fault_of(state); fault != nullptr && fault_.empty()) {
       fault_ = fault;
-      counterexample_ = way_to(at->second);
+      counterexample_ = way_to(at);
     }
-    return at->second;
+    return at;
+  }
+  // Where its number stands, or would.
+  uint32_t& slot_of(const State& state) {
+    size_t i = hash_of(state) & (known_.size() - 1);
+    while (known_[i] != kNever && !same(states_[known_[i]], state)) i = (i + 1) % known_.size();
+    return known_[i];
+  }
+  void grow() {
+    known_.assign(std::max<size_t>(4 * known_.size(), 1024), kNever);
+    for (uint32_t at = 0; at < states_.size(); ++at) slot_of(states_[at]) = at;
   }
 
   void visit(uint32_t at) {
@@ -119,7 +129,7 @@ class Explorer {
     model_.actions(state, actions_);
     for (const Action& action : actions_) {
       const State next = model_.apply(state, action);
-      if (Same{}(state, next)) continue;
+      if (same(state, next)) continue;
       edges_.push_back({action, add(next, at, action)});
       if (!fault_.empty()) break;
     }
@@ -162,7 +172,7 @@ class Explorer {
   }
 
   const Model model_;
-  std::unordered_map<State, uint32_t, Hash, Same> known_;
+  std::vector<uint32_t> known_;  // numbers of states, by their hash; a power of two
   std::vector<State> states_;
   std::vector<Origin> origins_;
   std::vector<size_t> begins_;

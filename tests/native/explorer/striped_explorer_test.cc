@@ -25,7 +25,7 @@ class FlawedEnd : public StripedEnd {
 
 constexpr uint64_t kWrap = uint64_t{1} << 32;  // of 16 and 32 bits
 constexpr size_t kMost = 1'000'000;
-constexpr size_t kFewSteps = 2'000;  // each walk needs proxies of its own, once a line is gone
+constexpr size_t kFewSteps = 1'000;  // each walk needs proxies of its own, once a line is gone
 
 struct Instance {
   const char* name;

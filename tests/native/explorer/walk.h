@@ -43,7 +43,7 @@ inline constexpr bool kSlow = false;
 #endif
 // Of one instance: enough for every step of a small one.
 inline constexpr size_t kMostSteps = kSlow ? 2'000 : 400'000;
-inline constexpr size_t kSomeSteps = kSlow ? 2'000 : 20'000;
+inline constexpr size_t kSomeSteps = kSlow ? 2'000 : 6'000;
 
 struct Walked {
   std::string fault;  // where the two differ, or what the checker says
