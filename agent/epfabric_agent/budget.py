@@ -47,10 +47,10 @@ def budget_of(settings: Settings, world: int, ranks_per_node: int, regions: int)
     )
 
 
-def mailbox_bytes(settings: Settings, world: int, lines: int) -> tuple[int, int]:
+def mailbox_bytes(settings: Settings, world: int, pins: bool) -> tuple[int, int]:
     """Of one rank's mailboxes, in the agent's memory: of its endpoints, and of its links to all
-    ranks. NICs (`lines` of them) pin what proxies make; over tcp links touch what they use."""
-    if lines > 0:
+    ranks. NICs pin what proxies make (`pins`); over tcp links touch what they use."""
+    if pins:
         return budget_of(settings, world, ranks_per_node=1, regions=0)["pinned_bytes"], 0
     return 0, settings.proxies.per_gpu * world * MAILBOX_BYTES
 

@@ -84,13 +84,22 @@ class CoreEdge:
     def lines(self) -> int:
         """NICs over which a proxy's verbs links go; 0 without verbs."""
         now = self.settings
-        return min(now.nics_per_gpu, len(now.ports)) if now is not None else 0
+        return min(now.nics_per_gpu, len(now.ports)) if now is not None and self.verbs else 0
 
     @property
     def spares(self) -> int:
         """NICs that stand by for a proxy's own, at most."""
         now = self.settings
-        return int(now is not None and len(now.ports) > 1 and now.nics_per_gpu == 1)
+        return int(now is not None and self.verbs and len(now.ports) > 1 and now.nics_per_gpu == 1)
+
+    @property
+    def pins(self) -> bool:
+        """Whether NICs pin what proxies make; over tcp it is touched as it is used."""
+        return self.settings is not None and bool(self.settings.ports)
+
+    @property
+    def verbs(self) -> bool:
+        return self.pins and self.settings is not None and not self.settings.provider
 
     async def use(self, settings: CoreSettings | None) -> None:
         """Closes the core and makes one with `settings`. Raises NativeError where it cannot."""

@@ -331,6 +331,7 @@ class Runtime:
             changed=self._changed,
             lines=self.core.lines,
             spares=self.core.spares,
+            pins=self.core.pins,
             cordon=cordon,
         )
 

@@ -46,7 +46,8 @@ void check_settings(const CoreSettings& settings) {
   require(::inet_pton(AF_INET, settings.address.c_str(), &ignored) == 1 ||
               ::inet_pton(AF_INET6, settings.address.c_str(), &ignored) == 1,
           "the agent's address '" + settings.address + "' is not an IP address");
-  require(settings.ports.empty(), "a core uses libfabric or verbs, not both");
+  require(settings.ports.empty() || settings.provider == kEfa,
+          "a core uses libfabric or verbs, not both");
 }
 
 }  // namespace
@@ -54,22 +55,27 @@ void check_settings(const CoreSettings& settings) {
 Core::Core(const CoreSettings& settings) : settings_(settings) {
   check_settings(settings);
   if (!settings.provider.empty()) {
-    fabric_.emplace(settings.provider, settings.address, settings.gated);
-    const FabricEndpoint trial(
-        *fabric_);  // a wrong address is an error now, not at the first session
+    for (const VerbsPort& port : settings.ports)
+      fabrics_.emplace_back(settings.provider, settings.address, settings.gated, port.device);
+    if (fabrics_.empty())
+      fabrics_.emplace_back(settings.provider, settings.address, settings.gated);
+    for (const Fabric& fabric : fabrics_) {
+      const FabricEndpoint trial(
+          fabric);  // what is wrong is an error now, not at the first session
+      proxy_settings_.fabrics.push_back(&fabric);
+    }
   }
   proxy_settings_.drain_batch = settings.drain_batch;
   proxy_settings_.idle = settings.idle == "spin" ? IdleMode::kSpin : IdleMode::kAdaptive;
   // libfabric moves some things only when it is polled, without its descriptor telling.
-  if (proxy_settings_.idle == IdleMode::kAdaptive && !fabric_)
+  if (proxy_settings_.idle == IdleMode::kAdaptive && fabrics_.empty())
     proxy_settings_.lookout = std::make_shared<Lookout>();
   proxy_settings_.limits = settings.limits;
   proxy_settings_.limits.adaptive = settings.adaptive;
   proxy_settings_.limits.joining.commands = settings.packing;
   proxy_settings_.limits.joining.busy = settings.early_pop ? kEarlyPop : 1;
   proxy_settings_.atomics = wish_of(settings.atomics);
-  proxy_settings_.fabric = fabric_ ? &*fabric_ : nullptr;
-  proxy_settings_.ports = settings.ports;
+  if (fabrics_.empty()) proxy_settings_.ports = settings.ports;
   proxy_settings_.stripes = settings.stripes;
   if (settings.selection == "roundRobin") proxy_settings_.selection = Selection::kRoundRobin;
   for (VerbsPort& port : proxy_settings_.ports) {
@@ -126,7 +132,7 @@ std::shared_ptr<Epoch> Core::make_epoch(const EpochPlan& plan,
   for (const RemoteRank& rank : remote) {
     if (rank.rank >= world)
       throw NativeError("remote rank " + std::to_string(rank.rank) + " is not in the group");
-    if (!fabric_ && settings_.ports.empty()) {
+    if (fabrics_.empty() && settings_.ports.empty()) {
       throw NativeError(
           "rank " + std::to_string(rank.rank) +
           " is on another node, but this agent has no network transport: set spec.transport");

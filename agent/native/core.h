@@ -2,10 +2,10 @@
 // module.cc drives. Calls may come from several Python threads; each blocks for a bounded time.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +21,7 @@ struct CoreSettings {
   std::string idle = "adaptive";
   int histogram_scale = 5;
   uint64_t connect_timeout_ns = 10'000'000'000;
-  std::vector<VerbsPort> ports{};     // where verbs moves the data; `provider` is empty then
+  std::vector<VerbsPort> ports{};     // of verbs, without a `provider`, or EFA's devices
   bool adaptive = false;              // caps below the limits follow the completions' latency
   uint32_t packing = Joining::kMost;  // WRITEs in a message to one destination, at most
   bool early_pop = true;              // what is there goes at once while few are under way
@@ -89,7 +89,7 @@ class Core {
   void require_open() const;
 
   const CoreSettings settings_;
-  std::optional<Fabric> fabric_;
+  std::deque<Fabric> fabrics_;  // one, or each of EFA's devices; none for verbs
   std::vector<std::unique_ptr<VerbsDevice>> watched_;  // by port
   std::vector<std::string> devices_;                   // by port
   std::shared_ptr<NicLedger> nics_;

@@ -43,7 +43,7 @@ bool Core::links_may_stay(size_t proxies) const {
 
 // They are given back with their proxies, which end with the epoch.
 void Core::take_links(const Epoch& epoch) const {
-  if (!fabric_ && watched_.empty()) return;
+  if (fabrics_.empty() && watched_.empty()) return;
   const Census census = epoch.census();
   std::vector<uint32_t> local;
   size_t regions = 0;
@@ -58,7 +58,7 @@ void Core::take_links(const Epoch& epoch) const {
   }
   const std::string error =
       over(census, local, epoch.proxies_by_rank(), static_cast<uint32_t>(regions),
-           fabric_ ? fabric_->limits() : DeviceLimits{});
+           fabrics_.empty() ? DeviceLimits{} : fabrics_.front().limits());
   if (!error.empty()) throw NativeError(error);
   NicShare::take(
       wishes, "the links of the group's " + std::to_string(local.size()) + " rank(s) on this node");

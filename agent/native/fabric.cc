@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 namespace epfabric::agent {
@@ -17,7 +18,8 @@ namespace {
 constexpr uint32_t kApi = FI_VERSION(1, 17);
 constexpr size_t kMaxPoll = 64;
 constexpr size_t kMaxNameBytes = 256;
-constexpr const char* kEfa = "efa";
+// EFA's other fabric, which no endpoint here was tried with.
+constexpr const char* kEfaDirect = "efa-direct";
 // FI_OPT_EFA_EMULATED_WRITE (bool), which older headers lack.
 constexpr int kEfaEmulatedWrite = -(0xefa << 16) + 2;
 // One queue is one proxy's share of the NIC: its links' caps are below this.
@@ -54,8 +56,24 @@ std::string unfitness(const fi_info& info, bool ordered) {
   return "";
 }
 
+namespace {
+
+const fi_info* over_device(const fi_info* found, const std::string& device) {
+  for (const fi_info* at = found; at != nullptr; at = at->next) {
+    const char* fabric = at->fabric_attr->name;
+    if (fabric != nullptr && std::strcmp(fabric, kEfaDirect) == 0) continue;
+    const bool named = at->nic != nullptr && at->nic->device_attr != nullptr;
+    const char* name = named ? at->nic->device_attr->name : nullptr;
+    if (device.empty() || (name != nullptr && device == name)) return at;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 // 0, or what libfabric says.
-int Fabric::find(const std::string& provider, bool ordered) {
+int Fabric::find(const std::string& provider, const std::string& address, const std::string& device,
+                 bool ordered) {
   std::unique_ptr<fi_info, InfoFreer> hints(::fi_allocinfo());
   hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
@@ -71,30 +89,34 @@ int Fabric::find(const std::string& provider, bool ordered) {
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());
   const bool by_address = provider != kEfa;
   fi_info* found = nullptr;
-  const int error = ::fi_getinfo(kApi, by_address ? address_.c_str() : nullptr, nullptr,
+  const int error = ::fi_getinfo(kApi, by_address ? address.c_str() : nullptr, nullptr,
                                  by_address ? FI_SOURCE : 0, hints.get(), &found);
-  if (error == 0) info_.reset(found);
-  return error;
+  if (error != 0) return error;
+  found_.reset(found);
+  info_ = over_device(found, device);
+  return info_ != nullptr ? 0 : -FI_ENODEV;
 }
 
-Fabric::Fabric(const std::string& provider, const std::string& address, bool gated)
-    : address_(address) {
+Fabric::Fabric(const std::string& provider, const std::string& address, bool gated,
+               const std::string& device)
+    : place_(device.empty() ? "address " + address : device) {
   // rxm keeps 128 such buffers per connection (2 MiB by default) for messages; we send none, only
   // RMA writes. It takes this from the environment alone; what the administrator has set stands.
   ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
-  int error = find(provider, true);
+  int error = find(provider, address, device, true);
   if (error == -FI_ENODATA) {
     ordered_ = false;
-    error = find(provider, false);
+    error = find(provider, address, device, false);
   }
   if (error != 0) {
-    throw NativeError("libfabric's provider '" + provider + "' cannot be used on address " +
-                      address + ": " + ::fi_strerror(-error) +
+    throw NativeError("libfabric's provider '" + provider + "' cannot be used on " + place_ + ": " +
+                      ::fi_strerror(-error) +
                       " (it must offer reliable datagrams with RMA writes; see fi_info -p '" +
                       provider + "')");
   }
   if (const std::string fault = unfitness(*info_, ordered_); !fault.empty())
-    throw NativeError("libfabric's provider '" + provider + "' is unfit: " + fault);
+    throw NativeError("libfabric's provider '" + provider + "' is unfit on " + place_ + ": " +
+                      fault);
   ordered_ = ordered_ && !gated;
   fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
@@ -152,7 +174,7 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
     check(::fi_cq_open(domain_.get(), &cq, &queue, nullptr), "opening the completion queue failed");
   }
   completions_.reset(queue);
-  const std::string where = " on address " + fabric.address() + " failed";
+  const std::string where = " on " + fabric.place() + " failed";
   endpoint_ = open<fid_ep>("opening an endpoint" + where, [&](fid_ep** out) {
     return ::fi_endpoint(domain_.get(), info, out, nullptr);
   });
@@ -160,17 +182,17 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
   check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV),
         "binding the queue failed");
   check(::fi_enable(endpoint_.get()), "enabling an endpoint" + where);
-  if (std::string(info->fabric_attr->prov_name) == kEfa) require_device_writes();
+  if (std::string(info->fabric_attr->prov_name) == kEfa) require_device_writes(fabric.place());
 }
 
 // Where the device cannot write, EFA's provider would copy at the target, in the proxy's time.
-void FabricEndpoint::require_device_writes() const {
+void FabricEndpoint::require_device_writes(const std::string& place) const {
   bool emulated = true;
   size_t bytes = sizeof(emulated);
   const int error =
       ::fi_getopt(&endpoint_->fid, FI_OPT_ENDPOINT, kEfaEmulatedWrite, &emulated, &bytes);
   if (error == 0 && !emulated) return;
-  throw NativeError(std::string("this EFA device is unfit: ") +
+  throw NativeError(place + " is unfit: " +
                     (error != 0 ? "libfabric does not say whether the device has RDMA write (use "
                                   "libfabric 1.19 or newer)"
                                 : "it has no RDMA write (use an instance type whose EFA has it)"));

@@ -31,28 +31,35 @@ using Fid = std::unique_ptr<T, FidCloser<T>>;
 // Why a provider cannot be used, or "". Pure. `ordered`: it was asked to keep the order of writes.
 std::string unfitness(const fi_info& info, bool ordered);
 
-// The provider, chosen once per Core and bound to the agent's address (but for EFA, which has no
-// IP addresses).
+// libfabric's provider for Elastic Fabric Adapters.
+inline constexpr const char* kEfa = "efa";
+
+// The provider, chosen once per Core and bound to the agent's address; or, for EFA, which has no IP
+// addresses, to one of its devices.
 class Fabric {
  public:
-  // `gated`: as if the provider kept no order.
-  Fabric(const std::string& provider, const std::string& address, bool gated = false);
+  // `gated`: as if the provider kept no order. `device`: by its RDMA name; empty: the first.
+  Fabric(const std::string& provider, const std::string& address, bool gated = false,
+         const std::string& device = "");
   // Whether writes to one peer arrive in order: else GatedFabricEndpoint is to be used.
   bool ordered() const { return ordered_; }
   // What is left for connections of this process's endpoints, as far as the provider has a limit.
   DeviceLimits limits() const;
   const fi_info& info() const { return *info_; }
-  const std::string& address() const { return address_; }
+  // As errors name where it is: "address 10.0.0.1", or the device.
+  const std::string& place() const { return place_; }
   fid_fabric* get() const { return fabric_.get(); }
 
  private:
   struct InfoFreer {
     void operator()(fi_info* info) const { ::fi_freeinfo(info); }
   };
-  int find(const std::string& provider, bool ordered);
+  int find(const std::string& provider, const std::string& address, const std::string& device,
+           bool ordered);
 
-  const std::string address_;
-  std::unique_ptr<fi_info, InfoFreer> info_;
+  const std::string place_;
+  std::unique_ptr<fi_info, InfoFreer> found_;  // all that there are
+  const fi_info* info_ = nullptr;              // the one of these that is used
   bool ordered_ = true;
   Fid<fid_fabric> fabric_;
 };
@@ -98,7 +105,7 @@ class FabricEndpoint {
  private:
   ssize_t post(PeerIndex peer, Pieces pieces, uint64_t imm, uint64_t flags, void* context);
 
-  void require_device_writes() const;
+  void require_device_writes(const std::string& place) const;
 
   const std::string no_fault_;
   fid_fabric* fabric_;

@@ -133,10 +133,12 @@ void Proxy::serve_remote() {
       standby.lines.back().spare = true;
     }
     serve<VerbsTransport>(standby);
-  } else if (settings_.fabric != nullptr && settings_.fabric->ordered()) {
-    serve<FabricTransport>(*settings_.fabric);
-  } else if (settings_.fabric != nullptr) {
-    serve<GatedFabricTransport>(*settings_.fabric);
+  } else if (!settings_.fabrics.empty()) {
+    const Fabric& fabric = *settings_.fabrics[index_ % settings_.fabrics.size()];
+    if (fabric.ordered())
+      serve<FabricTransport>(fabric);
+    else
+      serve<GatedFabricTransport>(fabric);
   } else {
     NoRemote remote;
     Loop<NoRemote> loop(*this, remote);

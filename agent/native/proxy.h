@@ -33,16 +33,16 @@ struct ProxySettings {
   AtomicsWish atomics = AtomicsWish::kAuto;
   uint64_t connections = DeviceLimits::kNone;  // that there is room for
   std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
-  const Fabric* fabric = nullptr;              // nullptr: same node only, but for `ports`
+  std::vector<const Fabric*> fabrics;          // proxy i's is at i modulo their number
   std::shared_ptr<Lookout> lookout;  // without one blocked proxies look at their rings themselves
   std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the next stands by,
   uint32_t stripes = 1;          // or it stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
   const char* network() const {
     if (!ports.empty()) return "verbs";
-    return fabric != nullptr ? "libfabric" : "none";
+    return fabrics.empty() ? "none" : "libfabric";
   }
-  // What a proxy's thread runs in place of the loop over `fabric`: calls Proxy::started(), then a
+  // What a proxy's thread runs in place of the loop over a network: calls Proxy::started(), then a
   // Loop over a transport of its own (benches).
   std::function<void(Proxy&)> serve;
 };

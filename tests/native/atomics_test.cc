@@ -82,6 +82,10 @@ TEST_CASE("atomics of ranks of two nodes are one chain, and behind their ring's 
   GroupShape shape{{{0, 1}, {2, 3}}, {2, 1}, kRings, 16, 2, 65536, {}};
   shape.settings.provider = "twin";
   hammer(shape);
+  shape.settings.provider = kEfa;
+  shape.settings.ports = {{"rdmap0", 1, ""}, {"rdmap1", 1, ""}};
+  hammer(shape);
+  shape.settings.ports.clear();
 #if !defined(__SANITIZE_THREAD__)  // which cannot see into libfabric
   shape.settings.provider = "tcp;ofi_rxm";
   hammer(shape);

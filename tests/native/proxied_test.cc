@@ -30,7 +30,7 @@ std::vector<const char*> providers() {
 #if defined(__SANITIZE_THREAD__)  // which cannot see into libfabric
   return {"twin"};
 #else
-  return {"tcp;ofi_rxm", "twin"};
+  return {"tcp;ofi_rxm", "twin", kEfa};
 #endif
 }
 

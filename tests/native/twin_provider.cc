@@ -1,9 +1,11 @@
 // A libfabric provider within one process, named "twin", for tests that need the thread sanitizer
-// to see both ends of a write; every other provider stays libfabric's own. It gives no more than
-// what is asked for: a write's bytes are read and stored when its target polls, a completion
-// without FI_DELIVERY_COMPLETE says nothing of the target, and only a message's own way orders two
-// threads. It splits at 4 KiB, takes one piece a write or two (by chance, for each fabric), refuses
-// posts at random and holds messages back at random.
+// to see both ends of a write, and one that stands for EFA's; every other provider stays
+// libfabric's own. It gives no more than what is asked for: a write's bytes are read and stored
+// when its target polls, a completion without FI_DELIVERY_COMPLETE says nothing of the target, and
+// only a message's own way orders two threads. It splits at 4 KiB, takes one piece a write or two
+// (by chance, for each fabric), refuses posts at random and holds messages back at random. As "efa"
+// it is as efa_devices.h says, keeps no order, chooses keys itself, takes virtual addresses, and
+// completes what arrived.
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -22,14 +24,17 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "efa_devices.h"
 #include "seed.h"
 
 namespace {
 
 constexpr const char* kName = "twin";
+constexpr size_t kNameBytes = 8;
 constexpr size_t kMaxMessage = 4096;
 constexpr size_t kMostUnderWay = 24;  // of one wire; more is refused with EAGAIN
 
@@ -114,6 +119,8 @@ struct Port {
   fid_cq queue{};
   fid_ep endpoint{};
   uint64_t name = 0;
+  bool efa = false;
+  bool writes = true;                                          // EFA: the device has RDMA write
   std::map<uint64_t, std::pair<std::byte*, uint64_t>> memory;  // by key: start, bytes
   std::vector<std::shared_ptr<Wire>> wires;                    // by fi_addr_t
   std::deque<fi_cq_data_entry> completions;
@@ -136,11 +143,14 @@ Port& port_of(Fid* of) {
 void deliver(Port& port, Wire& wire, const Message& message) {
   for (const Piece& piece : message.pieces) {
     const auto found = port.memory.find(piece.key);
-    if (found == port.memory.end() || piece.offset + piece.bytes > found->second.second) {
+    uint64_t offset = piece.offset;
+    if (port.efa && found != port.memory.end())
+      offset -= reinterpret_cast<uint64_t>(found->second.first);
+    if (found == port.memory.end() || offset + piece.bytes > found->second.second) {
       std::fprintf(stderr, "twin: a write outside of registered memory\n");
       std::abort();
     }
-    std::byte* to = found->second.first + piece.offset;
+    std::byte* to = found->second.first + offset;
     std::memcpy(to, piece.copy.empty() ? piece.source : piece.copy.data(), piece.bytes);
   }
   if (message.has_imm) {
@@ -166,9 +176,12 @@ void progress(Port& port) {
     if (wire.holds > 0 && --wire.holds > 0) continue;
     const std::lock_guard lock(wire.sending);
     Message message;
+    std::vector<Message> arrived;
     for (auto most = port.random() % 12; most > 0 && !wire.gone && wire.messages.pop(message);
          --most)
-      deliver(port, wire, message);
+      arrived.push_back(std::move(message));
+    if (port.efa) std::shuffle(arrived.begin(), arrived.end(), port.random);
+    for (const Message& one : arrived) deliver(port, wire, one);
   }
   for (const auto& wire : port.wires) {
     void* context = nullptr;
@@ -186,7 +199,7 @@ ssize_t write_message(fid_ep* endpoint, const fi_msg_rma* message, uint64_t flag
   Message out;
   out.imm = message->data;
   out.has_imm = (flags & FI_REMOTE_CQ_DATA) != 0;
-  out.acknowledge = (flags & FI_DELIVERY_COMPLETE) != 0;
+  out.acknowledge = port.efa || (flags & FI_DELIVERY_COMPLETE) != 0;
   out.context = message->context;
   const bool copies = !out.acknowledge || (flags & FI_INJECT) != 0;
   uint64_t bytes = 0;
@@ -268,6 +281,7 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t, uint6
                     uint64_t, fid_mr** out, void*) {
   static fi_ops closing = ops_with(close_memory);
   Port* port = static_cast<Port*>(domain->context);
+  if (port->efa) key = port->memory.size() + 1 + (port->name << 16);
   port->memory[key] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)), bytes};
   *out = new fid_mr{{FI_CLASS_MR, port, &closing}, nullptr, key};
   return 0;
@@ -297,23 +311,34 @@ int open_queue(fid_domain* domain, fi_cq_attr* attributes, fid_cq** out, void*) 
 }
 
 int name_of(fid* endpoint, void* address, size_t* bytes) {
-  *bytes = sizeof(uint64_t);
-  std::memcpy(address, &static_cast<Port*>(endpoint->context)->name, *bytes);
+  const Port& port = *static_cast<Port*>(endpoint->context);
+  *bytes = port.efa ? efa::kNameBytes : kNameBytes;
+  std::memset(address, 0, *bytes);
+  std::memcpy(address, &port.name, kNameBytes);
+  return 0;
+}
+
+int option_of(fid* endpoint, int, int option, void* value, size_t*) {
+  const Port& port = *static_cast<Port*>(endpoint->context);
+  if (!port.efa || option != efa::kEmulatedWrite) return -FI_ENOPROTOOPT;
+  *static_cast<bool*>(value) = !port.writes;
   return 0;
 }
 
 int open_endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
+  static auto options = calls_with(&fi_ops_ep::getopt, option_of);
   static auto naming = calls_with(&fi_ops_cm::getname, name_of);
   static auto calls = calls_with(&fi_ops_rma::writemsg, write_message);
   Port& port = port_of(domain);
   port.endpoint.fid = {FI_CLASS_EP, &port, &plain};
+  port.endpoint.ops = &options;
   port.endpoint.cm = &naming;
   port.endpoint.rma = &calls;
   *out = &port.endpoint;
   return 0;
 }
 
-int open_port(fid_fabric*, fi_info*, fid_domain** out, void*) {
+int open_port(fid_fabric*, fi_info* info, fid_domain** out, void*) {
   static fi_ops ops = ops_with(close_port);
   static fi_ops_domain calls{sizeof(calls), open_table, open_queue, open_endpoint,
                              nullptr,       nullptr,    nullptr,    nullptr,
@@ -323,6 +348,8 @@ int open_port(fid_fabric*, fi_info*, fid_domain** out, void*) {
   const std::lock_guard lock(registry_mutex);
   const auto port = std::make_shared<Port>();
   port->name = ++names;
+  port->efa = efa::is_named(info->fabric_attr->prov_name);
+  port->writes = !port->efa || efa::has_writes(*info);
   port->domain = {{FI_CLASS_DOMAIN, port.get(), &ops}, &calls, &memory};
   registry.emplace(port->name, port);
   *out = &port->domain;
@@ -343,6 +370,8 @@ bool is_twin(const char* provider) {
 // In place of libfabric's, which serve every other provider.
 extern "C" int fi_getinfo(uint32_t version, const char* node, const char* service, uint64_t flags,
                           const fi_info* hints, fi_info** out) {
+  if (hints != nullptr && efa::is_named(hints->fabric_attr->prov_name))
+    return efa::infos(hints, out);
   if (hints == nullptr || !is_twin(hints->fabric_attr->prov_name))
     return own<decltype(fi_getinfo)>("fi_getinfo")(version, node, service, flags, hints, out);
   *out = ::fi_dupinfo(hints);
@@ -355,7 +384,7 @@ extern "C" int fi_getinfo(uint32_t version, const char* node, const char* servic
 }
 
 extern "C" int fi_fabric(fi_fabric_attr* attributes, fid_fabric** out, void* context) {
-  if (!is_twin(attributes->prov_name))
+  if (!is_twin(attributes->prov_name) && !efa::is_named(attributes->prov_name))
     return own<decltype(fi_fabric)>("fi_fabric")(attributes, out, context);
   static auto calls = calls_with(&fi_ops_fabric::domain, open_port);
   static fid_fabric only{{FI_CLASS_FABRIC, nullptr, &plain}, &calls, 0};

@@ -111,7 +111,7 @@ def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Memory:
     # All ranks may be elsewhere; then each proxy has a link to each of them.
     lines = services.lines
     endpoint_queues, link_queues = queue_bytes(settings, proxies * world, lines, services.spares)
-    endpoint_boxes, link_boxes = mailbox_bytes(settings, world, lines)
+    endpoint_boxes, link_boxes = mailbox_bytes(settings, world, services.pins)
     own_bytes = grant.bytes + proxies * PROXY_BYTES + endpoint_queues + endpoint_boxes
     try:
         opening, linking = services.room.take(own_bytes, link_boxes + link_queues)

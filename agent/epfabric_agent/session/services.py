@@ -35,6 +35,8 @@ class Services:
     """NICs over which each proxy's verbs links go; 0: verbs is not what moves data."""
     spares: int = 0
     """NICs that stand by for those."""
+    pins: bool = False
+    """Whether NICs pin what proxies make."""
     cordon: str = ""  # why no session of a group that is not here yet is admitted
 
 

@@ -14,7 +14,7 @@ from epfabric_agent.topology.rdma import IB, RdmaPort, choose_gid
 TCP = "tcp;ofi_rxm"
 EFA = "efa"
 Port = tuple[str, int, str]
-"""Device, port, GID: what the core opens."""
+"""Device, port, GID: what the core opens. An EFA device needs no GID: it may be empty."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Choice:
     provider: str
     reason: str
     ports: tuple[Port, ...] = ()
-    """Those that verbs moves the data over; a proxy has one of them."""
+    """Those that verbs, or EFA's provider, moves the data over; a proxy has one of them."""
 
     @property
     def usable(self) -> bool:
@@ -71,6 +71,7 @@ def choose(
         return Choice("loopback", "", "spec.transport.type is loopback: groups stay on their node")
     cidrs = nics.selector.cidrs if nics.selector else ()
     usable: list[Port] = []
+    efa: list[Port] = []
     unfit: list[str] = []
     others: list[str] = []
     for port in ports:
@@ -79,23 +80,27 @@ def choose(
         key = (port.device, port.number, gid)
         if port.device not in meant:
             others.append(f"{port.device} is not among spec.nics")
-        elif why := _unfit(port) or refused.get(key, ""):
+        elif why := refused.get(key, "") or _unfit(port, wanted):
             why = why.removeprefix(f"{port.device} is unfit: ")
             unfit.append(f"{port.device} is unfit: {why}")
         elif why := _unusable(port, gid, nics.roce_mode or "v2"):
             others.append(f"{port.device} {why}")
+        elif port.driver == EFA:
+            efa.append(key)
         else:
             usable.append(key)
+    by = f"spec.transport.type is {wanted.type}" if wanted.type != "auto" else "type is auto"
+    without = "".join(f"; {why}" for why in unfit[:8])
     if usable and wanted.type != "libfabric":
-        by = "spec.transport.type is verbs" if wanted.type == "verbs" else "type is auto"
         named = ", ".join(f"{device} ({gid})" for device, _, gid in usable[:8])
-        without = "".join(f"; {why}" for why in unfit[:8])
         return Choice("verbs", "", f"{by}; over {named}{without}", tuple(usable))
+    if efa:
+        named = ", ".join(device for device, _, _ in efa[:8])
+        return Choice("libfabric", EFA, f"{by}; over EFA: {named}{without}", tuple(efa))
     found = _found(usable, unfit + others)
     if wanted.type == "verbs":
         return _none(f"{found}: bring one up or choose it by spec.nics.selector, or choose auto")
     if wanted.allow_tcp:
-        by = "spec.transport.type is libfabric" if wanted.type == "libfabric" else "type is auto"
         return Choice("libfabric", TCP, f"{by}; {found}; tcp is allowed (allowTcp)")
     return _none(
         f"{found}, and tcp is not allowed: set spec.transport.allowTcp to true (for trials), "
@@ -103,9 +108,9 @@ def choose(
     )
 
 
-def _unfit(port: RdmaPort) -> str:
+def _unfit(port: RdmaPort, wanted: Transport) -> str:
     if port.driver == EFA:
-        return "it has no reliable connections (EFA)"
+        return "it has no reliable connections (EFA)" if wanted.type == "verbs" else ""
     by_interface = port.interface or any(gid.kind != IB for gid in port.gids)
     if not port.infiniband and not by_interface:
         return "it has no network interface and is not InfiniBand"
@@ -115,7 +120,11 @@ def _unfit(port: RdmaPort) -> str:
 def _unusable(port: RdmaPort, gid: str, roce: str) -> str:
     if not port.active:
         return f"is down (port {port.number})"
-    return "" if gid else f"has no GID of RoCE {roce}: give its interface an address"
+    return (
+        ""
+        if gid or port.driver == EFA
+        else f"has no GID of RoCE {roce}: give its interface an address"
+    )
 
 
 def _named(ports: Sequence[Port], text: str) -> list[Port]:

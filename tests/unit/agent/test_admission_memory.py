@@ -38,6 +38,7 @@ class Agent:
                 room=self.room,
                 lines=lines,
                 spares=spares,
+                pins=lines > 0,
                 cpus=SimpleNamespace(ledger=ledger, take=lambda *_, **__: 1),
             ),
         )

@@ -19,7 +19,7 @@ from epfabric_agent.session.quota import MAX_POD_SESSIONS, Quota, QuotaError
 from epfabric_agent.session.rate import Rate
 from epfabric_agent.topology.cpus import UNPINNED, CpuLedger, Cpus, place, usable
 from epfabric_agent.topology.rdma import IB, ROCE_V2, Gid, RdmaPort
-from epfabric_agent.topology.transport import TCP, Port, Refusals, choose
+from epfabric_agent.topology.transport import EFA, TCP, Port, Refusals, choose
 from epfabric_crds.definitions import problems
 from epfabric_crds.group import BarrierStatistics
 from epfabric_crds.node import Nic
@@ -156,12 +156,39 @@ def test_verbs_takes_only_roce_with_an_interface_or_infiniband() -> None:
     assert "no network interface" in chosen(replace(ib, interface=False))
     roce = rdma_port("x", "10.0.0.1")
     assert chosen(roce) == "verbs"
-    for port in (ib, roce, replace(ib, infiniband=True)):
-        assert "x is unfit: it has no reliable connections" in chosen(replace(port, driver="efa"))
-    efa = replace(ib, device="rdmap0", driver="efa")
-    beside = choose(Transport(), Nics(), (efa, roce), ("x", "rdmap0"))
-    assert beside.type == "verbs"
-    assert "rdmap0 is unfit" in beside.reason
+    beside = choose(Transport(), Nics(), (EFAS[0], roce), ("x", "rdmap0"))
+    assert (beside.type, beside.ports) == ("verbs", (("x", 1, "10.0.0.1"),))
+
+
+EFAS = tuple(
+    RdmaPort(device, 1, active, (Gid("fe80::1", IB),), interface=False, driver="efa")
+    for device, active in (("rdmap0", True), ("rdmap1", True), ("rdmap2", False))
+)
+EFA_KEYS = (("rdmap0", 1, ""), ("rdmap1", 1, ""))
+
+
+def test_efa_is_used_by_its_provider_and_before_tcp() -> None:
+    meant = ("rdmap0", "rdmap1", "rdmap2")
+    for wanted in (Transport(), Transport(allow_tcp=True), Transport(type="libfabric")):
+        chosen = choose(wanted, Nics(), EFAS, meant)
+        assert (chosen.type, chosen.provider, chosen.ports) == ("libfabric", EFA, EFA_KEYS)
+        assert "over EFA: rdmap0, rdmap1" in chosen.reason
+    named = choose(Transport(), Nics(), EFAS, ("rdmap1",))
+    assert named.ports == EFA_KEYS[1:]
+    assert not choose(Transport(), Nics(), EFAS, ()).usable
+    forced = choose(Transport(type="verbs"), Nics(), EFAS, meant)
+    assert not forced.usable
+    assert "rdmap0 is unfit: it has no reliable connections" in forced.reason
+
+
+def test_an_efa_device_that_the_core_refused_is_left_out_and_named() -> None:
+    meant, why = ("rdmap0", "rdmap1"), "rdmap0 is unfit: it has no RDMA write"
+    beside = choose(Transport(), Nics(), EFAS, meant, {EFA_KEYS[0]: why})
+    assert (beside.provider, beside.ports) == (EFA, EFA_KEYS[1:])
+    assert beside.reason.count(why) == 1
+    refused = dict.fromkeys(EFA_KEYS, why)
+    assert not choose(Transport(), Nics(), EFAS, meant, refused).usable
+    assert choose(Transport(allow_tcp=True), Nics(), EFAS, meant, refused).provider == TCP
 
 
 @pytest.mark.parametrize(
