@@ -39,6 +39,7 @@ SOURCES = (
     "agent/CMakeLists.txt",
     "kernels",
     "tests/native",
+    "tests/gpu/atomics.cu",
     "tests/harness/cached.cmake",
 )
 KINDS = {".cc", ".h", ".cu", ".cuh", ".cmake", ".txt"}
