@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # TSan cannot see into libfabric: under it the provider of twin_provider.cc stands for the network.
 KINDS = {"plain": "", "asan": "address,undefined", "tsan": "thread"}
 # The protocols' models and their walks have one thread, and take ten times as long under TSan.
-LEFT_OUT = {"tsan": ["-sfe=*/explorer/*"]}
+LEFT_OUT = {"tsan": "/explorer/"}
 
 
 @pytest.mark.timeout(2000)  # it compiles where nothing is cached
@@ -21,16 +21,16 @@ def test_cpp(kind: str) -> None:
     folder = ROOT / "build" / "native-tests" / kind
     source = Path(__file__).parent
     configure = ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja"]
-    configure.append(f"-DSANITIZE={KINDS[kind]}")
+    configure += [f"-DSANITIZE={KINDS[kind]}", f"-DLEFT_OUT={LEFT_OUT.get(kind, '')}"]
     for command in (configure, ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=1600, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
     done = subprocess.run(
-        [folder / "native_tests", *LEFT_OUT.get(kind, [])],
+        [folder / "native_tests"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,  # minutes where the machine is busy with others
         env={**os.environ, **options},
         check=False,
     )
