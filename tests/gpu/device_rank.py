@@ -27,6 +27,7 @@ from gpu.elastic_trips import elastic_trip
 from gpu.elastic_trips import made as made_elastic
 
 SIZE = Size(tokens=200, hidden=2048, local=8, topk=8)
+SMALL = {"survives": Size(tokens=40, hidden=1024, local=2, topk=6)}  # works of many ranks
 
 
 def low_latency(side: Side) -> None:
@@ -173,8 +174,7 @@ def survives(side: Side) -> None:
     """The last rank's process ends without a word; the others go on, with right numbers."""
     lost = side.world - 1
     with side.low_latency(timeout_s=8.0, enable_shrink=True) as buffer:
-        for way in WAYS:
-            low_latency_trip(side, buffer, "bf16", way)
+        low_latency_trip(side, buffer, "bf16", "plain")
         seeds = [side.seed() for _ in KINDS]
         torch.cuda.synchronize()
         distributed.barrier()
@@ -199,7 +199,7 @@ def main() -> None:
         "gloo", init_method=f"file://{file}", world_size=world, rank=rank,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    WORK[work](Side(world, rank, gpu, SIZE))
+    WORK[work](Side(world, rank, gpu, SMALL.get(work, SIZE)))
     print(f"{work}: all as it has to be", flush=True)
     if work not in ENDS_ALONE:
         distributed.barrier()
