@@ -126,6 +126,21 @@ TEST_CASE("a proxy that others look after wakes no oftener than it must") {
   CHECK(rank.lookout->wakes() == 0);
 }
 
+// Nothing tells it of ranks that enter: it sleeps for a fifteenth of what others do.
+TEST_CASE("a masked rank's proxy that leads barriers on looks by itself, as without a lookout") {
+  const Rank rank;
+  rank.epoch->mask({0});
+  REQUIRE(rank.come_to_rest());
+  constexpr uint64_t kBlocks = 100;
+  const uint64_t leads = rank.blocks(0), other = rank.blocks(1);
+  uint64_t others = 0;  // until the one that leads has blocked so often
+  REQUIRE(within([&] {
+    others = rank.blocks(1) - other;
+    return rank.blocks(0) >= leads + kBlocks;
+  }));
+  CHECK(others < kBlocks * 4 / 5);
+}
+
 TEST_CASE("a command wakes a blocked proxy, also after a time in which none was blocked") {
   Rank rank;
   for (uint32_t time = 0; time < 2; ++time) {

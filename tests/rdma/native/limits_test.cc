@@ -8,6 +8,7 @@
 
 #include "cores.h"
 #include "ends.h"
+#include "within.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -123,9 +124,9 @@ size_t check_said(const std::vector<const Core*>& cores) {
           return Counted::live[device].*limit.taken;
         };
         // Handles for a NIC that stands by are made by a thread.
-        for (int i = 0; said.*limit.taken != live() && i < 10'000; ++i)
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        CHECK(said.*limit.taken == live());
+        const uint64_t taken = said.*limit.taken;
+        test::within([&] { return live() == taken; });
+        CHECK(live() == taken);
       }
     }
   }
@@ -258,13 +259,17 @@ TEST_CASE("of two groups that open at once one fits, and the refused one opens w
       }
       over = true;
     });
-    for (ready += 1; ready < 2;) std::this_thread::yield();
+    ready += 1;
+    CHECK(test::within([&] { return ready >= 2; }));
     try {
       open(*a, group, ends.a, ends.b);
     } catch (const NativeError& refused) {
       ends.refusal = refused.what();
-      for (; !over; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      CHECK(test::within([&] {
         b->fail_epoch(group, "the other end is refused");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return over.load();
+      }));
     }
     peer.join();
   };
