@@ -357,3 +357,24 @@ TEST_CASE("a completion queue that is never empty keeps no barrier from its end"
           }) == "");
   CHECK(end_all(group, checker, soon) == "");
 }
+
+// The proxy is through with it before: what the checker then does to it would be taken for the
+// next write's bytes.
+TEST_CASE("a source is the checker's until it has seen its command complete") {
+  HandShape shape;
+  shape.depth = 256;
+  RcNetwork network(seed(), calm_rules());
+  Group group(shape, seed(), network);
+  OrderChecker checker(group.sessions(), seed(), {});
+  network.rules.unanswered = true;
+  checker.push_write(0, 0, 1, false, 0);  // tickets behind it wait
+  for (uint32_t i = 0; i < kPlaces; ++i) checker.push_write(0, 0, 0, true, 100);
+  REQUIRE(turn_until(group, checker, kCourse, [&] { return checker.seen(0, 0, 0) == kPlaces; }) ==
+          "");
+  network.rules.unanswered = false;
+  for (int i = 0; i < 10'000 && group.inflight(0) > 0; ++i) group.turn();
+  REQUIRE_FALSE(checker.completed(0));
+  checker.push_write(0, 0, 0, true, 100);
+  checker.look();
+  CHECK(end_all(group, checker, kCourse) == "");
+}
