@@ -160,7 +160,8 @@ concept Mending =
 
 // Can be one of several NICs of a StandbyEndpoint. rest(): the peer is not met and told nothing
 // until remake(). heard(): the latest era that it told in a greeting; next_broken() names a resting
-// one that told a later one than before. gone(): the device failed, and all peers have a fault.
+// one that told a later one than before. gone(): the device failed, and all peers have a fault;
+// then sever() also ends what never completes, and poll() does not tell of that any more.
 // name() is for messages. Of keys and descriptors it uses the low 32 bits.
 template <class T>
 concept Resting = Mending<T> && requires(T endpoint, PeerIndex peer) {

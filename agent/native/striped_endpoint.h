@@ -4,8 +4,6 @@
 // striped_post.h posts and polls; striped_mend.h has what follows when a line's connection breaks.
 #pragma once
 
-#include <sys/epoll.h>
-
 #include <deque>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include "record.h"
 #include "striped_address.h"
 #include "stripes.h"
+#include "wait_together.h"
 
 namespace epfabric::agent {
 
@@ -103,10 +102,13 @@ class StripedEndpoint {
     bool shut = false;      // it has a fault, or has to break before more is posted
     bool severing = false;  // all lines, until they are made anew
     Told own{};             // with immediates of the peer that came by each line
+    Counts acknowledged{};  // immediates to the peer that completed, by line
     Counts sent{};          // likewise to the peer, for certain
     uint32_t given_up = 0;  // lines, as bits; so are these
     uint32_t failed = 0;    // that broke while they carried, since they were made
     uint32_t alone = 0;     // that are severed by themselves, since they were out
+    uint32_t ended = 0;     // whose device is gone, and that are severed
+    Counts completed{}, looked{}, silent{};  // writes by line; at the last look; looks without any
     std::array<Breaks, kMaxLines> breaks{};
     uint32_t all() const { return (1u << at.size()) - 1; }
   };
@@ -119,8 +121,9 @@ class StripedEndpoint {
   struct Flight {
     std::array<void*, 8> context{};  // first: the line's endpoint writes into it
     void* told = nullptr;            // the caller's
-    Peer* peer = nullptr;
+    Peer* peer = nullptr;            // nullptr: it is free
     uint64_t bytes = 0;
+    uint32_t line = 0;
     Place place{};
   };
 
@@ -145,7 +148,16 @@ class StripedEndpoint {
     requires Mending<E>;
   void look_for_faults()
     requires Mending<E>;
-  bool watch_fd(uint32_t line, int fd);
+  bool look_for_silence(Peer& peer)
+    requires Mending<E>;
+  void end_line(Peer& peer, uint32_t line)
+    requires Mending<E>;
+  bool all_counted(Peer& peer, const Counts& taken)
+    requires Mending<E>;
+  bool gone(uint32_t line) const {
+    if constexpr (Mending<E>) return lines_[line].gone();
+    return false;
+  }
 
   const Selection selection_;
   std::deque<E> lines_;
@@ -154,13 +166,13 @@ class StripedEndpoint {
   std::array<std::vector<PeerIndex>, kMaxLines> owners_;  // by line, then by its own name of a peer
   std::deque<Flight> flights_;
   std::vector<Flight*> free_;
+  std::deque<Flight*> ended_;      // that never completed; to be told of
   Stripes::Bytes inflight_{};      // by line, to all peers
   std::vector<PeerIndex> broken_;  // to be told of
   uint32_t looks_ = 0;             // of attend()
   uint32_t first_ = 0;             // to be polled next
   uint32_t meeting_ = 0;           // to meet its peers next
-  FileDescriptor waiting_;
-  std::array<int, kMaxLines> waited_fds_{};
+  WaitTogether waiting_;
 };
 
 template <Endpoint E>
@@ -266,30 +278,9 @@ bool StripedEndpoint<E>::gathers() const {
 
 template <Endpoint E>
 int StripedEndpoint<E>::wait_fd() {
-  int out = 0;
-  for (uint32_t line = 0; line < lines_.size(); ++line) {
-    const int fd = lines_[line].wait_fd();
-    if (fd == kPollFirst) {
-      out = kPollFirst;
-    } else if (out != kPollFirst && (fd == kNoWaitFd || !watch_fd(line, fd))) {
-      out = kNoWaitFd;
-    }
-  }
-  return out < 0 ? out : waiting_.get();
-}
-
-template <Endpoint E>
-bool StripedEndpoint<E>::watch_fd(uint32_t line, int fd) {
-  if (waiting_.get() < 0) {
-    waiting_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
-    waited_fds_.fill(-1);
-  }
-  if (waited_fds_[line] == fd) return true;
-  epoll_event wanted{};
-  wanted.events = EPOLLIN;
-  if (::epoll_ctl(waiting_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0) return false;
-  waited_fds_[line] = fd;
-  return true;
+  uint32_t among = 0;
+  for (uint32_t line = 0; line < lines_.size(); ++line) among |= gone(line) ? 0 : 1u << line;
+  return waiting_.fd(lines_, among);
 }
 
 template <Endpoint E>

@@ -12,7 +12,8 @@
 namespace epfabric::agent {
 namespace detail {
 
-inline constexpr uint32_t kJoinLooks = 4;  // calls of attend() until lines that are out are tried
+// Calls of attend() until lines that are out are tried, and while one may complete nothing.
+inline constexpr uint32_t kJoinLooks = 4, kSilentLooks = 500;
 
 }  // namespace detail
 
@@ -64,8 +65,24 @@ bool StripedEndpoint<E>::sever(PeerIndex index)
   Peer& peer = peers_[index];
   peer.severing = true;
   bool out = true;
-  for (size_t i = 0; i < peer.at.size(); ++i) out = lines_[i].sever(peer.at[i]) && out;
+  for (uint32_t i = 0; i < peer.at.size(); ++i) {
+    const bool severed = lines_[i].sever(peer.at[i]);
+    if (severed && gone(i)) end_line(peer, i);
+    out = out && severed;
+  }
   return out;
+}
+
+// What its device will not tell of any more has failed, done or not.
+template <Endpoint E>
+void StripedEndpoint<E>::end_line(Peer& peer, uint32_t line)
+  requires Mending<E>
+{
+  if ((peer.ended >> line & 1) != 0) return;
+  peer.ended |= 1u << line;
+  for (Flight& flight : flights_) {
+    if (flight.peer == &peer && flight.line == line) ended_.push_back(&flight);
+  }
 }
 
 template <Endpoint E>
@@ -104,6 +121,7 @@ void StripedEndpoint<E>::remake(PeerIndex index, const Told&)
   peer.own.era += 1;
   peer.shut = peer.severing = false;
   peer.failed = peer.alone = 0;
+  peer.silent = {};
   peer.stripes = Stripes(static_cast<uint32_t>(peer.at.size()), selection_, 0);
   for (uint32_t i = 0; i < peer.at.size(); ++i) {
     if (!faulty(peer, i)) lines_[i].remake(peer.at[i], peer.own);
@@ -133,7 +151,7 @@ void StripedEndpoint<E>::join(Peer& peer)
     const PeerIndex at = peer.at[i];
     const bool up = (peer.stripes.up() >> i & 1) != 0;
     if (up || !lines_[i].met(at) || (peer.alone >> i & 1) != 0 || faulty(peer, i)) continue;
-    if (peer.stripes.up() == 0) peer.sent = lines_[i].told(at).taken;
+    if (peer.stripes.up() == 0 && !all_counted(peer, lines_[i].told(at).taken)) return;
     peer.stripes.add(i);
     peer.broken.clear();
   }
@@ -142,6 +160,22 @@ void StripedEndpoint<E>::join(Peer& peer)
     if ((peer.stripes.up() >> i & 1) == 0)
       detail::add_reason(peer.broken, lines_[i].broken_by(peer.at[i]));
   }
+}
+
+// A NIC that failed may have acknowledged what it did not tell its agent of. Whether that is there
+// nobody knows, and its source may be in use again.
+template <Endpoint E>
+bool StripedEndpoint<E>::all_counted(Peer& peer, const Counts& taken)
+  requires Mending<E>
+{
+  peer.sent = taken;
+  for (uint32_t i = 0; i < peer.at.size(); ++i) {
+    if (static_cast<int32_t>(taken[i] - peer.acknowledged[i]) >= 0) continue;
+    peer.fault = "its NIC acknowledged writes and lost them (" + peer.broken + ")";
+    peer.shut = true;
+    return false;
+  }
+  return true;
 }
 
 // What is left of the peer was severed at both ends, so that the counts are final.
@@ -167,6 +201,7 @@ void StripedEndpoint<E>::look_for_faults()
     Peer& peer = peers_[index];
     if (!peer.fault.empty()) continue;
     if (peer.alone != 0 && !peer.severing) remake_alone(peer);
+    if (!peer.severing && look_for_silence(peer)) broken_.push_back(index);
     const uint32_t up = peer.stripes.up();
     out = out || (up != 0 && up != peer.all());
     uint32_t found = 0;
@@ -183,6 +218,34 @@ void StripedEndpoint<E>::look_for_faults()
   }
   looks_ = looks_ + 1;
   if (out && looks_ % detail::kJoinLooks == 0) meet();
+}
+
+// Whether a line completes nothing of what is under way, not even as failed, while another one has
+// nothing to wait for, or goes on.
+template <Endpoint E>
+bool StripedEndpoint<E>::look_for_silence(Peer& peer)
+  requires Mending<E>
+{
+  uint32_t still = 0;
+  bool out = false;
+  for (uint32_t i = 0; i < peer.at.size(); ++i) {
+    const bool waits = peer.completed[i] == peer.looked[i] && peer.stripes.inflight(i) > 0;
+    still |= waits ? 1u << i : 0;
+    peer.silent[i] = waits ? peer.silent[i] + 1 : 0;
+  }
+  peer.looked = peer.completed;
+  if ((peer.stripes.up() & ~still) == 0) {  // the peer itself stands still
+    peer.silent = {};
+    return false;
+  }
+  for (uint32_t i = 0; i < peer.at.size(); ++i) {
+    if (peer.silent[i] < detail::kSilentLooks) continue;
+    detail::add_reason(peer.broken, "a NIC completed nothing, while another one did");
+    note_break(peer, i, 0);
+    peer.silent[i] = 0;
+    out = true;
+  }
+  return out;
 }
 
 }  // namespace epfabric::agent

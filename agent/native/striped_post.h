@@ -18,11 +18,12 @@ ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm,
   if (free_.empty()) return -EAGAIN;
   Flight* flight = free_.back();
   free_.pop_back();
-  *flight = {{}, context, &peer, bytes, {}};
+  *flight = {{}, context, &peer, bytes, 0, {}};
   ssize_t result = -EAGAIN;
   for (uint32_t among = peer.stripes.up(); among != 0 && result == -EAGAIN;) {
     const uint32_t line = peer.stripes.choose(bytes, among, inflight_);
     among &= ~(1u << line);
+    flight->line = line;
     result = post(line, peer, pieces, imm, flight);
     if (Mending<E> && result != 0 && result != -EAGAIN && faulty(peer, line)) {
       peer.shut = true;
@@ -34,6 +35,7 @@ ssize_t StripedEndpoint<E>::post(Peer& peer, Pieces pieces, const uint32_t* imm,
     inflight_[line] += bytes;
     return 0;
   }
+  flight->peer = nullptr;
   free_.push_back(flight);
   return result;
 }
@@ -61,10 +63,18 @@ template <Endpoint E>
 size_t StripedEndpoint<E>::poll(Completion* out, size_t capacity) {
   const auto count = static_cast<uint32_t>(lines_.size());
   size_t got = 0;
+  for (; got < capacity && !ended_.empty(); ++got) {
+    Flight* flight = ended_.front();
+    ended_.pop_front();
+    out[got] = Completion{flight, false, 0, kBroken, "it never completed"};
+    settle(flight->line, out[got]);
+  }
   first_ = first_ + 1 < count ? first_ + 1 : 0;
   for (uint32_t i = 0; i < count && got < capacity; ++i) {
     const uint32_t line = first_ + i < count ? first_ + i : first_ + i - count;
-    const size_t more = lines_[line].poll(out + got, capacity - got);
+    size_t more = lines_[line].poll(out + got, capacity - got);
+    // A queue that cannot be polled is its line's matter, whose peers have a fault.
+    if (gone(line) && more == 1 && out[got].context == nullptr && out[got].error != 0) more = 0;
     for (const size_t end = got + more; got < end; ++got) settle(line, out[got]);
   }
   return got;
@@ -83,6 +93,7 @@ void StripedEndpoint<E>::settle(uint32_t line, Completion& done) {
   inflight_[line] -= flight->bytes;
   done.context = flight->told;
   if constexpr (Mending<E>) note(line, *flight, done);
+  flight->peer = nullptr;
   free_.push_back(flight);
 }
 
@@ -92,7 +103,11 @@ void StripedEndpoint<E>::note(uint32_t line, const Flight& flight, Completion& d
   requires Mending<E>
 {
   Peer& peer = *flight.peer;
-  if (done.error == 0) return peer.breaks[line].carried(flight.bytes);
+  peer.completed[line] += 1;
+  if (done.error == 0) {
+    if (flight.place.line < kMaxLines) peer.acknowledged[line] = flight.place.number + 1;
+    return peer.breaks[line].carried(flight.bytes);
+  }
   note_break(peer, line, flight.bytes);
   if (!peer.fault.empty()) return;
   done.error = kBroken;  // on this line; there are others

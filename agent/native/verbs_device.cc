@@ -3,6 +3,9 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "nic_room.h"
 
@@ -121,6 +124,12 @@ bool VerbsDevice::active() const {
   const verbs_context* calls = ::verbs_get_ctx(context());
   return calls->query_port(context(), wanted_.port, &now, sizeof(now)) == 0 &&
          now.state == IBV_PORT_ACTIVE;
+}
+
+// The kernel takes the name away last.
+bool VerbsDevice::removed() const {
+  const std::string path = "/sys/class/infiniband/" + wanted_.device;
+  return ::access(path.c_str(), F_OK) != 0 && errno == ENOENT;
 }
 
 std::optional<uint32_t> VerbsDevice::index_of_gid() const {

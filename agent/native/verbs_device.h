@@ -73,6 +73,7 @@ class VerbsDevice {
   bool ethernet() const { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
   std::string name() const;  // for messages
   bool active() const;       // whether the port is up now
+  bool removed() const;      // the kernel has ended it, and all that was made of it before
 
  private:
   std::optional<uint32_t> index_of_gid() const;

@@ -15,6 +15,8 @@ constexpr uint32_t kConnectsAtOnce = 8;  // in one poll
 // So long a device is waited for that does not say that a queue pair uses up no more receives. Soft
 // RoCE never does.
 constexpr uint64_t kSpentNs = 200'000'000;
+// So long one is that does not complete what a failed queue pair holds, until it counts as failed.
+constexpr uint64_t kSilentNs = 6'000'000'000;
 
 std::string text_of_status(const ibv_wc& done) {
   std::string out = ibverbs().status_text(done.status);
@@ -110,17 +112,22 @@ size_t VerbsEndpoint::poll(Completion* out, size_t capacity) {
   do {  // until there is something to tell, or nothing at all
     got = ::ibv_poll_cq(completions_.get(), most, done);
     if (got < 0) {
+      empty_ = true;
+      lose_device("the completion queue of " + device_.name() + " cannot be polled");
       out[0] = Completion{nullptr, false, 0, EIO, "it cannot be polled"};
       return 1;
     }
     for (int i = 0; i < got; ++i) found += take(done[i], out[found]) ? 1 : 0;
   } while (found == 0 && got > 0);
-  if (taken_ >= kRefill || got < most) refill();
+  empty_ = got < most;
+  if (taken_ >= kRefill || empty_) refill();
   return found;
 }
 
 // Whether it is one that the caller is told of.
 bool VerbsEndpoint::take(const ibv_wc& done, Completion& out) {
+  // Of a queue pair that was ended without it: what it names may be in use again.
+  if (gone_ && done.wr_id % kTags <= kRecord && owner_of(done.qp_num) == nullptr) return false;
   switch (done.wr_id % kTags) {
     case kRecord:
       taken_ += 1;
@@ -242,12 +249,44 @@ bool VerbsEndpoint::sever(PeerIndex index) {
     if (peer.ending == Ending::kFailed) {
       attend();
       const bool spent = peer.spent || platform::clock_ns() - peer.failed_ns > kSpentNs;
-      if (spent && post_end(peer)) peer.ending = Ending::kLast;
+      if (spent && post_end(peer)) {
+        peer.ending = Ending::kLast;
+        peer.failed_ns = platform::clock_ns();
+      }
     }
-    if (peer.ending != Ending::kEnded) return false;
+    if (peer.ending != Ending::kEnded) return silent(peer) && destroy(peer);
   }
   peer.pair.reset();
   return true;
+}
+
+// Whether what it holds will not complete any more: a poll that began when the time was over came
+// to the queue's end. This process may have stood still meanwhile.
+bool VerbsEndpoint::silent(Peer& peer) {
+  const uint64_t waited_ns = platform::clock_ns() - peer.failed_ns;
+  if (waited_ns <= (gone_ ? kSpentNs : kSilentNs)) return false;
+  if (!std::exchange(peer.late, true)) empty_ = false;
+  return empty_;
+}
+
+// Nothing comes of it afterwards: the device says so, or the kernel took the device away, and all
+// that it had with it. What it leaves of it here is then lost, which no call would give back.
+bool VerbsEndpoint::destroy(Peer& peer) {
+  lose_device(device_.name() + " does not complete what it holds");
+  const int error = ibverbs().destroy_qp(peer.pair.get());
+  if (error != 0 && !device_.removed()) {
+    peer.failed_ns = platform::clock_ns();  // once more, but not at once
+    return false;
+  }
+  (void)peer.pair.release();
+  return true;
+}
+
+// The first reason stands.
+void VerbsEndpoint::lose_device(const std::string& why) {
+  if (gone_) return;
+  gone_ = true;
+  for (Peer& peer : peers_) kill(peer, why);
 }
 
 bool VerbsEndpoint::post_end(Peer& peer) {

@@ -95,6 +95,7 @@ class VerbsEndpoint {
     Ending ending = Ending::kNot;
     uint64_t failed_ns = 0;
     bool spent = false;  // the device said that it will use up no more receives
+    bool late = false;   // it should have completed all by now
     std::string fault;
     bool down = false;     // its connection broke, and the next one is not begun
     bool resting = false;  // likewise: it has none until it is made anew
@@ -133,6 +134,9 @@ class VerbsEndpoint {
   void disturb(Peer& peer, const std::string& why);
   void fail_pair(Peer& peer);
   bool post_end(Peer& peer);
+  void lose_device(const std::string& why);
+  bool silent(Peer& peer);
+  bool destroy(Peer& peer);
 
   ssize_t post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode, uint32_t imm, void* context);
   ssize_t post_atomic(PeerIndex index, const Piece& word, ibv_wr_opcode opcode, uint64_t operand,
@@ -165,7 +169,8 @@ class VerbsEndpoint {
   std::vector<ibv_recv_wr> refills_;
   std::vector<PeerIndex> broken_;  // to be told of
   bool armed_ = false;
-  bool gone_ = false;
+  bool empty_ = false;  // the completion queue, at the last poll
+  bool gone_ = false;   // the device failed: not all that is under way may complete
 };
 
 static_assert(Resting<VerbsEndpoint> && HardwareAtomics<VerbsEndpoint>);

@@ -145,6 +145,7 @@ PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
   added.at = at;
   added.own_domain = peer.own_domain;
   added.their_domain = peer.their_domain;
+  if (gone_) added.fault = device_.name() + " failed";
   return peers_.size() - 1;
 }
 
@@ -220,7 +221,7 @@ void VerbsEndpoint::prepare(Peer& peer) {
     throw system_error("a queue pair of " + device_.name() + " cannot be used", error);
   peer.pair = std::move(pair);
   peer.ending = Ending::kNot;
-  peer.spent = false;
+  peer.spent = peer.late = false;
 }
 
 // The peer's queue pair is known: ready to receive from it, and to send to it once it is ready.

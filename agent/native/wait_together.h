@@ -1,4 +1,5 @@
-// One descriptor to wait on in place of several endpoints'. Used by standby_endpoint.h.
+// One descriptor to wait on in place of several endpoints'. Used by standby_endpoint.h and
+// striped_endpoint.h.
 #pragma once
 
 #include <sys/epoll.h>

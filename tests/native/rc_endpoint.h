@@ -81,7 +81,8 @@ class RcEndpoint {
     network_.step();
     network_.most_work_ = std::max(network_.most_work_, work_);
     work_ = 0;
-    if (network_.rules.unreadable) {
+    if (failed_ && !readable_) {
+      lose_device();
       out[0] = {nullptr, false, 0, EIO, "it cannot be polled"};
       return 1;
     }
@@ -115,8 +116,12 @@ class RcEndpoint {
         if (network_.changing_ == &flight) change(flight);
       }
       end.incoming.clear();  // of the peer's old connection
-      completions_.push_back({{}, peer, true});
+      if (!failed_) completions_.push_back({{}, peer, true});
     }
+    if (failed_ && ++severs_ == kSilentSevers) lose_device();
+    const auto of_it = [&](const Queued& queued) { return queued.end == peer; };
+    if (gone_ && (!readable_ || std::none_of(completions_.begin(), completions_.end(), of_it)))
+      end.drained = true;
     if (!end.drained) return false;
     destroy(end);
     return true;
@@ -143,7 +148,7 @@ class RcEndpoint {
     std::erase(broken_, peer);
   }
   uint32_t heard(PeerIndex peer) const { return ends_[peer].heard; }
-  bool gone() const { return network_.rules.gone; }
+  bool gone() const { return gone_; }
   std::string name() const { return "endpoint " + std::to_string(name_); }
   const agent::Told& told(PeerIndex peer) const { return ends_[peer].theirs; }
   const std::string& broken_by(PeerIndex) const { return why_; }
@@ -221,7 +226,7 @@ class RcEndpoint {
 
   void greet(End& end) {
     End* other = other_end(end);
-    if (other == nullptr || network_.misses()) return;
+    if (other == nullptr || failed_ || network_.misses()) return;
     agent::Greeting greeting;
     greeting.generation = end.link.generation;
     greeting.seen = end.link.seen;
@@ -234,7 +239,7 @@ class RcEndpoint {
     if (end.resting && end.fault.empty() && greeting.era > end.heard)
       broken_.push_back(index_of(end));
     end.heard = std::max(end.heard, greeting.era);
-    if (!end.alive || end.failed || !end.fault.empty()) return;
+    if (!end.alive || end.failed || failed_ || !end.fault.empty()) return;
     const agent::Answer answer = hear(end.link, greeting);
     if (answer == agent::Answer::kConflict) {
       end.theirs.era = greeting.era;
@@ -245,6 +250,14 @@ class RcEndpoint {
       end.theirs = {greeting.era, greeting.taken};
     }
     if (answer == agent::Answer::kConnect || answer == agent::Answer::kRepeat) greet(end);
+  }
+
+  // The NIC's failure is known. What its queue pairs held never completes.
+  void lose_device() {
+    gone_ = true;
+    for (End& end : ends_) {
+      if (end.fault.empty()) end.fault = "its NIC failed";
+    }
   }
 
   size_t index_of(const End& end) const { return static_cast<size_t>(&end - &ends_[0]); }
@@ -283,7 +296,7 @@ class RcEndpoint {
         other->incoming.emplace_back(to.stores_of(flight), flight);
       }
       const std::string& why = end.fault.empty() ? why_ : end.fault;
-      completions_.push_back({{flight.context, false, 0, error, why}, index_of(end)});
+      if (!failed_) completions_.push_back({{flight.context, false, 0, error, why}, index_of(end)});
     }
     end.flights.clear();
   }
@@ -327,49 +340,7 @@ class RcEndpoint {
     if (flight.has_imm) completions_.push_back({{nullptr, true, flight.imm, 0, ""}, index_of(end)});
   }
 
-  // One step of one connection.
-  void step(End& end) {
-    End* other = network_.rules.dead ? nullptr : other_end(end);
-    if (!end.incoming.empty() && network_.one_in(2)) {
-      auto& [stores, flight] = end.incoming.front();
-      if (flight.change && !flight.done) return change(flight);
-      receive(end, stores, flight);
-      end.incoming.pop_front();
-      network_.late_ += 1;
-      return;
-    }
-    if (!end.alive || end.failed || !end.fault.empty()) return;
-    const bool idle = end.flights.empty();
-    if ((!idle || network_.one_in(16)) && network_.one_in(network_.rules.break_one_in))
-      return fail(end);
-    if (idle) return;
-    const bool answers = other != nullptr && other->alive && !other->failed &&
-                         other->fault.empty() && other->link.seen == end.link.generation &&
-                         other->incoming.empty();
-    if (!answers) {
-      if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
-      return;
-    }
-    if (network_.one_in(2)) {
-      for (Flight& flight : end.flights) {
-        if (flight.done) continue;
-        if (flight.bytes() > network_.rules.longest) {
-          if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
-          return;
-        }
-        RcEndpoint& to = *network_.endpoints_[end.peer];
-        if (flight.change) return to.change(flight);
-        to.receive(*other, to.stores_of(flight), flight);
-        flight.done = true;
-        return;
-      }
-    }
-    const Flight& first = end.flights.front();
-    if (!first.done || network_.rules.unanswered) return;
-    if (first.change) std::memcpy(const_cast<void*>(first.pieces[0].data), &first.change->old, 8);
-    completions_.push_back({{first.context, false, 0, 0, ""}, index_of(end)});
-    end.flights.pop_front();
-  }
+  inline void step(End& end);
 
   RcNetwork& network_;
   const size_t name_;
@@ -379,6 +350,10 @@ class RcEndpoint {
   std::vector<PeerIndex> broken_;
   std::vector<End> ends_;
   uint64_t work_ = 0;  // since the last poll
+  // Its NIC takes and completes nothing any more; its queue can be polled; this is known.
+  bool failed_ = false, readable_ = true, gone_ = false;
+  static constexpr uint32_t kSilentSevers = 50;
+  uint32_t severs_ = 0;  // since it failed
 };
 static_assert(agent::Resting<RcEndpoint> && agent::HardwareAtomics<RcEndpoint>);
 

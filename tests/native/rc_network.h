@@ -1,5 +1,5 @@
-// The network of rc_endpoint.h as a whole: what befalls many of its connections, and what it
-// counts. For mend_test.cc and others.
+// The network of rc_endpoint.h as a whole: what moves, what befalls many of its connections, and
+// what it counts. For mend_test.cc and others.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,50 @@
 #include "rc_endpoint.h"
 
 namespace epfabric::test {
+
+// One step of one connection.
+void RcEndpoint::step(End& end) {
+  End* other = network_.rules.dead ? nullptr : other_end(end);
+  if (!end.incoming.empty() && network_.one_in(2)) {
+    auto& [stores, flight] = end.incoming.front();
+    if (flight.change && !flight.done) return change(flight);
+    receive(end, stores, flight);
+    end.incoming.pop_front();
+    network_.late_ += 1;
+    return;
+  }
+  if (!end.alive || end.failed || failed_ || !end.fault.empty()) return;
+  const bool idle = end.flights.empty();
+  if ((!idle || network_.one_in(16)) && network_.one_in(network_.rules.break_one_in))
+    return fail(end);
+  if (idle) return;
+  const bool answers = other != nullptr && !network_.endpoints_[end.peer]->failed_ &&
+                       other->alive && !other->failed && other->fault.empty() &&
+                       other->link.seen == end.link.generation && other->incoming.empty();
+  if (!answers) {
+    if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
+    return;
+  }
+  if (network_.one_in(2)) {
+    for (Flight& flight : end.flights) {
+      if (flight.done) continue;
+      if (flight.bytes() > network_.rules.longest) {
+        if (network_.one_in(network_.rules.give_up_one_in)) fail(end);
+        return;
+      }
+      RcEndpoint& to = *network_.endpoints_[end.peer];
+      if (flight.change) return to.change(flight);
+      to.receive(*other, to.stores_of(flight), flight);
+      flight.done = true;
+      return;
+    }
+  }
+  const Flight& first = end.flights.front();
+  if (!first.done || network_.rules.unanswered) return;
+  if (first.change) std::memcpy(const_cast<void*>(first.pieces[0].data), &first.change->old, 8);
+  completions_.push_back({{first.context, false, 0, 0, ""}, index_of(end)});
+  end.flights.pop_front();
+}
 
 void RcNetwork::step() {
   if (stopped_ || rules.still) return;
@@ -20,6 +64,13 @@ void RcNetwork::break_all(size_t of) {
   for (RcEndpoint* endpoint : endpoints_)
     for (RcEndpoint::End& end : endpoint->ends_)
       if (of == kEach || endpoint->name_ == of || end.peer == of) endpoint->fail(end);
+}
+
+void RcNetwork::fail_device(size_t of, Failing how) {
+  RcEndpoint& endpoint = *endpoints_[of];
+  endpoint.failed_ = true;
+  endpoint.readable_ = how != Failing::kUnreadable;
+  if (how == Failing::kTold) endpoint.lose_device();
 }
 
 void RcNetwork::kill(size_t from, size_t to) {

@@ -24,9 +24,11 @@ struct RcRules {
   bool dead = false;              // nothing gets through any more
   bool unanswered = false;        // what is done completes only by a break
   bool busy = false;              // each poll finds something, of others
-  bool unreadable = false;        // polls fail
-  bool gone = false;              // endpoints say that their device failed
 };
+
+// How a NIC fails as a device: it says so, its completion queue cannot be polled, or nothing comes
+// of it.
+enum class Failing : uint8_t { kTold, kUnreadable, kSilent };
 
 class RcNetwork {
  public:
@@ -44,6 +46,7 @@ class RcNetwork {
   inline uint64_t under_way() const;
   inline uint64_t done() const;  // of these, at the peer
   inline void kill(size_t from, size_t to);
+  inline void fail_device(size_t of, Failing how);  // of this endpoint
   // Queue pairs that one endpoint began to end or made, at most, from one poll to the next.
   uint64_t most_work() const { return most_work_; }
   uint64_t late() const { return late_; }  // writes that arrived after their connection had broken

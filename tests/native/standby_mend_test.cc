@@ -2,13 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
-#include <map>
 
-#include "contract_course.h"
-#include "lines.h"
-#include "rc_network.h"
-#include "seed.h"
-#include "standby_endpoint.h"
+#include "rc_lines.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -16,28 +11,7 @@ using namespace epfabric::test;
 
 namespace {
 
-struct Nics : Lines<RcNetwork> {
-  uint32_t patience = 4;
-  bool belated = false;  // broken: what the connection before told is taken for the present one's
-};
-
-class StandbyRc : public StandbyEndpoint<RcEndpoint> {
- public:
-  explicit StandbyRc(std::reference_wrapper<Nics> nics)
-      : StandbyEndpoint(nics.get()), belated_(nics.get().belated) {}
-  void remake(PeerIndex index, const Told& told) {
-    if (belated_) before_[index] = StandbyEndpoint::told(index);
-    StandbyEndpoint::remake(index, told);
-  }
-  const Told& told(PeerIndex index) const {
-    return belated_ ? before_.at(index) : StandbyEndpoint::told(index);
-  }
-
- private:
-  const bool belated_;
-  std::map<PeerIndex, Told> before_;
-};
-static_assert(Movable<StandbyRc> && HardwareAtomics<StandbyRc> && !Unordered<StandbyRc>);
+using Group = StandbyGroup;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kWanted = 40'000;
@@ -45,31 +19,7 @@ constexpr uint64_t kWanted = 40'000;
 constexpr uint64_t kWanted = 300'000;
 #endif
 constexpr uint64_t kBelowWraps = (uint64_t{1} << 32) - 40;
-// Time passes, or it would be thousands of turns until two ends look for each other.
-constexpr Course kCourse{15'000, 4'000'000, 20'000};
 
-RcRules random_rules(std::minstd_rand& random) {
-  RcRules rules;
-  rules.break_one_in = random() % 4 == 0 ? 0 : 100 + random() % 3000;
-  rules.refuse_one_in = random() % 3 == 0 ? 0 : 2 + random() % 30;
-  rules.miss_one_in = random() % 2 == 0 ? 0 : 2 + random() % 4;
-  rules.queue = 8u << (random() % 5);
-  rules.polled = 1u << (random() % 6);
-  return rules;
-}
-RcRules calm_rules() {
-  RcRules rules;
-  rules.refuse_one_in = rules.miss_one_in = rules.give_up_one_in = 0;
-  return rules;
-}
-void add_calm(Nics& nics, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) nics.add(seed() + i, calm_rules());
-}
-// It goes for good: who has something under way there sees it fail some time.
-void go_dead(RcNetwork& nic) {
-  nic.rules.dead = true;
-  nic.rules.give_up_one_in = 200;
-}
 void go_mute(RcNetwork& nic) {
   nic.rules.longest = 0;
   nic.rules.give_up_one_in = 200;
@@ -99,7 +49,7 @@ Outcome run(uint64_t seed, bool belated = false) {
     rules.max_bytes = max_bytes;
     nics.add(seed + i, rules);
   }
-  HandGroup<Nics, StandbyRc> group(shape, seed, nics);
+  Group group(shape, seed, nics);
   OrderChecker checker(group.sessions(), seed, {});
   Outcome out;
   out.fault = post_until(group, nics, checker, kCourse, random() % kCourse.posts);
@@ -118,20 +68,6 @@ Outcome run(uint64_t seed, bool belated = false) {
   return out;
 }
 
-using Group = HandGroup<Nics, StandbyRc>;
-
-// Turns until `ready`, beside what is pushed.
-template <class Ready>
-std::string push_until(Group& group, OrderChecker& checker, Ready&& ready) {
-  return turn_until(group, checker, kCourse, [&] {
-    for (int i = 0; i < 4; ++i) checker.push();
-    return ready();
-  });
-}
-std::string push_more(Group& group, OrderChecker& checker, const RcNetwork& nic) {
-  const uint64_t before = nic.posted();
-  return push_until(group, checker, [&] { return nic.posted() > before + 500; });
-}
 uint64_t moved(const Group& group) {
   return group.count(0).moved.get() + group.count(1).moved.get();
 }
@@ -368,32 +304,4 @@ TEST_CASE("a group whose ATOMICs are the NICs' does not go over to another NIC")
   const std::string why = turn_until(group, checker, kCourse, [] { return false; });
   CHECK_MESSAGE(why.find("could not be made again") != std::string::npos, why);
   CHECK(nics.networks[1].posted() == 0);
-}
-
-TEST_CASE("a NIC that no link uses fails nothing when its queue cannot be read") {
-  Nics nics;
-  add_calm(nics, 2);
-  Group group(HandShape{}, seed(), nics);
-  OrderChecker checker(group.sessions(), seed(), {});
-  RcNetwork &first = nics.networks[0], &second = nics.networks[1];
-  second.rules.unreadable = true;
-  REQUIRE(push_more(group, checker, first) == "");
-  second.rules.unreadable = false;
-  go_dead(first);
-  REQUIRE(push_until(group, checker, [&] { return moved(group) == 2; }) == "");
-  first.rules.unreadable = true;
-  REQUIRE(push_more(group, checker, second) == "");
-  CHECK(end_all(group, checker, kCourse) == "");
-}
-
-TEST_CASE("a NIC that fails as a device ends its links, which go nowhere else") {
-  Nics nics;
-  add_calm(nics, 2);
-  Group group(HandShape{}, seed(), nics);
-  OrderChecker checker(group.sessions(), seed(), {});
-  REQUIRE(push_more(group, checker, nics.networks[0]) == "");
-  nics.networks[0].rules.gone = true;
-  nics.networks[0].kill(0, 1);
-  const std::string why = push_until(group, checker, [] { return false; });
-  CHECK_MESSAGE(why.find("rank 0 lost rank 1: it was killed") != std::string::npos, why);
 }

@@ -5,11 +5,7 @@
 #include <cstdio>
 #include <optional>
 
-#include "contract_course.h"
-#include "lines.h"
-#include "rc_network.h"
-#include "seed.h"
-#include "striped_endpoint.h"
+#include "rc_lines.h"
 
 using namespace epfabric;
 using namespace epfabric::agent;
@@ -17,22 +13,7 @@ using namespace epfabric::test;
 
 namespace {
 
-struct RcLines : Lines<RcNetwork> {
-  std::optional<bool> guess;  // broken: whether what failed is taken to be there
-};
-
-class StripedRc : public StripedEndpoint<RcEndpoint> {
- public:
-  explicit StripedRc(std::reference_wrapper<RcLines> lines)
-      : StripedEndpoint(lines.get()), guess_(lines.get().guess) {}
-  bool arrived(PeerIndex peer, void* context) {
-    return guess_ ? *guess_ : StripedEndpoint::arrived(peer, context);
-  }
-
- private:
-  const std::optional<bool> guess_;
-};
-static_assert(Mending<StripedRc> && Unordered<StripedRc>);
+using Group = StripedGroup;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kWanted = 40'000;
@@ -40,35 +21,9 @@ constexpr uint64_t kWanted = 40'000;
 constexpr uint64_t kWanted = 300'000;
 #endif
 constexpr uint64_t kBelowWraps = (uint64_t{1} << 32) - 40;
-// Time passes, or it would be thousands of turns until two ends look for each other.
-constexpr Course kCourse{15'000, 4'000'000, 20'000};
 // A group ends within 100'000 turns or so; a broken one may never.
 constexpr Course kGuessed{15'000, 400'000, 20'000};
 
-RcRules random_rules(std::minstd_rand& random) {
-  RcRules rules;
-  rules.break_one_in = random() % 4 == 0 ? 0 : 100 + random() % 3000;
-  rules.refuse_one_in = random() % 3 == 0 ? 0 : 2 + random() % 30;
-  rules.miss_one_in = random() % 2 == 0 ? 0 : 2 + random() % 4;
-  rules.queue = 8u << (random() % 5);
-  rules.polled = 1u << (random() % 6);
-  return rules;
-}
-RcRules calm_rules() {
-  RcRules rules;
-  rules.refuse_one_in = rules.miss_one_in = rules.give_up_one_in = 0;
-  return rules;
-}
-RcLines calm_lines(uint32_t count) {
-  RcLines out;
-  for (uint32_t i = 0; i < count; ++i) out.add(seed() + i, calm_rules());
-  return out;
-}
-// The NIC of this line goes for good: who has something under way there sees it fail some time.
-void go_dead(RcNetwork& network) {
-  network.rules.dead = true;
-  network.rules.give_up_one_in = 200;
-}
 void break_all(RcLines& lines) {
   for (RcNetwork& network : lines.networks) network.break_all();
 }
@@ -93,7 +48,7 @@ Outcome run(uint64_t seed, const Course& course, std::optional<bool> guess = {})
     rules.max_bytes = max_bytes;
     lines.add(seed + i, rules);
   }
-  HandGroup<RcLines, StripedRc> group(shape, seed, lines);
+  Group group(shape, seed, lines);
   OrderChecker checker(group.sessions(), seed, {});
   Outcome out;
   out.fault = post_until(group, lines, checker, course, random() % course.posts);
@@ -110,17 +65,6 @@ Outcome run(uint64_t seed, const Course& course, std::optional<bool> guess = {})
     out.replayed += group.count(rank).replayed.get();
   }
   return out;
-}
-
-using Group = HandGroup<RcLines, StripedRc>;
-
-// Turns until `ready`, beside what is pushed.
-template <class Ready>
-std::string push_until(Group& group, OrderChecker& checker, Ready&& ready) {
-  return turn_until(group, checker, kCourse, [&] {
-    for (int i = 0; i < 4; ++i) checker.push();
-    return ready();
-  });
 }
 
 }  // namespace
@@ -172,7 +116,8 @@ TEST_CASE("a write that its receiver knows of does not go over another line") {
     for (const size_t dead : {size_t{0}, size_t{1}}) {
       CAPTURE(how);
       CAPTURE(dead);
-      RcLines lines = calm_lines(2);
+      RcLines lines;
+      add_calm(lines, 2);
       Group group(HandShape{}, seed(), lines);
       OrderChecker checker(group.sessions(), seed(), {});
       for (RcNetwork& network : lines.networks) network.rules.unanswered = true;
@@ -193,7 +138,8 @@ TEST_CASE("a write that its receiver knows of does not go over another line") {
 }
 
 TEST_CASE("a line whose NIC comes back carries again") {
-  RcLines lines = calm_lines(2);
+  RcLines lines;
+  add_calm(lines, 2);
   Group group(HandShape{}, seed(), lines);
   OrderChecker checker(group.sessions(), seed(), {});
   RcNetwork& second = lines.networks[1];
@@ -213,7 +159,8 @@ TEST_CASE("a line whose NIC comes back carries again") {
 TEST_CASE("a line over which long writes do not pass stays out in the end, and the link goes on") {
   for (const uint64_t longest : {0, 100}) {
     CAPTURE(longest);
-    RcLines lines = calm_lines(2);
+    RcLines lines;
+    add_calm(lines, 2);
     lines.networks[0].rules.longest = longest;
     lines.networks[0].rules.give_up_one_in = 200;
     const HandShape shape;
@@ -234,7 +181,8 @@ TEST_CASE("a line over which long writes do not pass stays out in the end, and t
 }
 
 TEST_CASE("a rank is lost when long writes pass over none of its lines") {
-  RcLines lines = calm_lines(2);
+  RcLines lines;
+  add_calm(lines, 2);
   for (RcNetwork& network : lines.networks) {
     network.rules.longest = 100;
     network.rules.give_up_one_in = 200;
@@ -251,7 +199,8 @@ TEST_CASE("a rank is lost when long writes pass over none of its lines") {
 TEST_CASE("a line that is out breaks no other") {
   for (const bool killed : {false, true}) {
     CAPTURE(killed);
-    RcLines lines = calm_lines(2);
+    RcLines lines;
+    add_calm(lines, 2);
     Group group(HandShape{}, seed(), lines);
     OrderChecker checker(group.sessions(), seed(), {});
     const auto mended = [&] { return group.count(0).mended.get() + group.count(1).mended.get(); };
@@ -279,7 +228,8 @@ TEST_CASE("a line that is out breaks no other") {
 TEST_CASE("a group whose last line goes ends with a reason that names the rank") {
   HandShape shape;
   shape.limits.stall_ns = 200'000'000;
-  RcLines lines = calm_lines(2);
+  RcLines lines;
+  add_calm(lines, 2);
   Group group(shape, seed(), lines);
   OrderChecker checker(group.sessions(), seed(), {});
   REQUIRE(push_until(group, checker, [&] { return lines.posted() > 300; }) == "");
@@ -299,7 +249,8 @@ TEST_CASE("a line that is killed for one rank loses none; its last one loses tha
     shape.nodes = {{0}, {1}, {2}};
     shape.mask = true;
     shape.region_bytes = OrderChecker::region_bytes(3, shape.rings);
-    RcLines lines = calm_lines(2);
+    RcLines lines;
+    add_calm(lines, 2);
     Group group(shape, random(), lines);
     OrderChecker checker(group.sessions(), random(), {});
     REQUIRE(post_until(group, lines, checker, kCourse, 300) == "");

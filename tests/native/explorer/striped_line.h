@@ -87,6 +87,7 @@ class LineEnd : public Traffic {
   void meet() {}
   bool met(PeerIndex) const { return !failed_ && link_.met(); }
   const std::string& fault(PeerIndex) const { return fault_; }
+  bool gone() const { return false; }
   ssize_t write(PeerIndex, Pieces pieces, void* context) { return post(pieces, nullptr, context); }
   ssize_t write_with_imm(PeerIndex, Pieces pieces, uint32_t imm, void* context) {
     return post(pieces, &imm, context);
