@@ -51,7 +51,9 @@ TEST_CASE("a rail that goes for good ends the groups that have no other, and non
   CHECK(lone_rounds.failed());
   CHECK(all_failed(lone));
   CHECK(Play(other).until(2));
+  const uint64_t before = sent_packets("ra0");
   CHECK(std::system(kUp) == 0);
+  CHECK(rounds.until(1, [&] { return sent_packets("ra0") > before + 200; }));  // it carries again
   rounds.end();
   lone_rounds.end();  // both of its ranks, before what they use is closed
   const Mended mended = mended_by(group);
