@@ -12,10 +12,11 @@ int main() {
     const epfabric::Window at = epfabric::window_of(shape);
     const epfabric::Transit through = epfabric::transit_of(shape);
     for (const epfabric::uint64_t value :
-         {at.dispatch_words, at.weight_words, at.combine_words, at.dispatch_credits,
-          at.combine_credits, at.counts, at.weights, at.messages, at.rows, at.bytes, through.tokens,
-          through.weights, through.rows, through.note_bytes, through.tokens_each,
-          through.weights_each, through.rows_each, through.bytes}) {
+         {at.dispatch_words,   at.weight_words,      at.combine_words,  at.dispatch_credits,
+          at.combine_credits,  at.quick_weights,     at.quick_rows,     at.counts,
+          at.weights,          at.messages,          at.rows,           at.bytes,
+          through.tokens,      through.weights,      through.rows,      through.note_bytes,
+          through.tokens_each, through.weights_each, through.rows_each, through.bytes}) {
       std::printf("%llu ", static_cast<unsigned long long>(value));
     }
     std::printf("\n");

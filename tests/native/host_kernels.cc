@@ -121,7 +121,11 @@ Rank::Rank(const Setup& setup) : state_(std::make_unique<State>(setup)) {}
 Rank::~Rank() = default;
 
 unsigned char* Rank::window() const { return state_->window[0].bytes; }
-void Rank::connect(const std::vector<unsigned char*>& windows) { state_->windows = windows; }
+void Rank::connect(const std::vector<unsigned char*>& windows) {
+  state_->windows = windows;
+  const bool all = std::find(windows.begin(), windows.end(), nullptr) == windows.end();
+  state_->buffer.agent = all ? nullptr : &state_->rank;
+}
 uint64_t Rank::failed() const { return kernels::platform::load_acquire(&state_->alarm); }
 bool Rank::lost_ring() const {
   const auto row = state_->verdicts.end() - state_->buffer.shape.world;

@@ -44,6 +44,7 @@ TEST_CASE("tokens go to other nodes through the agents and come back summed, bes
         // More pieces than a ring has slots: 12 for each of two ranks.
         {nodes({{0}, {1}, {2}}, 2, provider), {3, 3, 90, 128, 2}, 1},
         {.group = nodes({{0, 1}, {2}}, 3, provider), .shape = {3, 6, 10, 128, 3}, .apart = true},
+        {nodes({{0, 1, 2}}, 2, provider), {3, 6, 70, 256, 4}, 3},  // without agents
     };
     for (const Bed& bed : beds) {
       Callers bedded(bed);
@@ -133,6 +134,45 @@ TEST_CASE(
     CHECK(fast.wrong() == "");
     CHECK(late.wrong() == "");
   }
+}
+
+TEST_CASE("no word of a call passes for one of another, whatever shapes came between") {
+  // Weights and rows of the large one have no words.
+  const host_kernels::Shape large{2, 16, 1100, 128, 2}, small{2, 16, 12, 128, 8},
+      other{2, 4, 30, 128, 3};
+  Callers bedded({nodes({{0, 1}}, 2, "twin"), large, 2});
+  bedded.on_each([&](Caller& caller) {
+    uint64_t call = 0;
+    for (const host_kernels::Shape& shape : {small, large, small, other, large}) {
+      caller.reshape(shape);
+      caller.two_trips(call);
+      caller.trip(call + 2, false);
+      call += 3;
+    }
+  });
+}
+
+TEST_CASE("a rank that waits in vain for weights says nothing of the sums that it has not made") {
+  Bed bed{nodes({{0, 1}}, 2, "twin"), {2, 4, 40, 128, 2}, 2};
+  bed.timeout_ns = 500'000'000;
+  Callers bedded(bed);
+  std::vector<Batch> batches;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    batches.push_back(batch_of(bed.shape, 0, rank));
+    batches[rank].count = bed.shape.tokens;
+    batches[rank].early = false;
+  }
+  for (const uint32_t phase : {kSend, kReceive}) {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      bedded.callers[rank]->rank.dispatch(batches[rank], phase);
+    }
+  }
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    std::fill(batches[rank].rows.begin(), batches[rank].rows.end(), 0);
+    bedded.callers[rank]->rank.combine(batches[rank], kBoth);
+  }
+  CHECK(bedded.callers[0]->rank.failed() != 0);  // weights or rows, whichever was given up last
+  CHECK(bedded.callers[1]->rank.failed() == in_vain(kRows, 0));
 }
 
 TEST_CASE("a ring whose slots are not taken is known as lost, whatever else failed with it") {

@@ -33,10 +33,13 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
 EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads)
     combine(const DeviceBuffer buffer, const CombineCall call) {
   EPF_SHARED Here here;
-  if (!look(buffer, Kind::kCombine, here)) return;
+  EPF_SHARED epfabric::detail::Named named;
   const bool sends = (call.phases & kPhaseSend) != 0;
   const bool receives = (call.phases & kPhaseReceive) != 0;
-  if (sends) combine_send(buffer, here, call);
+  CombineStart start;
+  if (sends) start = combine_start(buffer, call, named);
+  if (!look(buffer, Kind::kCombine, here)) return;
+  if (sends) combine_send(buffer, here, call, start, named);
   if (receives) combine_receive(buffer, here, call);
   count_call(buffer, Kind::kCombine, here, sends, receives, call.weights != nullptr);
 }
@@ -49,6 +52,7 @@ EPF_KERNEL void EPF_LAUNCH_BOUNDS(kThreads) settle(const DeviceBuffer buffer) {
   const Window at = window_of(buffer.shape);
   const BlockCalls& calls = here.calls;
   await_credits(buffer, here, at.dispatch_credits, calls.dispatch_sent, Awaited::kTokenRoom, 1);
+  platform::block_barrier();
   await_credits(buffer, here, at.combine_credits, calls.combine_sent, Awaited::kRowRoom, 1);
 }
 
@@ -61,6 +65,8 @@ EPF_KERNEL void low_latency_mirror(Shape shape, uint64_t* out) {
                              at.combine_words,
                              at.dispatch_credits,
                              at.combine_credits,
+                             at.quick_weights,
+                             at.quick_rows,
                              at.counts,
                              at.weights,
                              at.messages,

@@ -11,6 +11,7 @@ MAX_RANKS = 1024
 MAX_EXPERTS = 1024
 MAX_TOKENS = 1 << 20
 SCALE_CHANNELS = 128
+QUICK_WEIGHTS = QUICK_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Window:
     combine_words: int
     dispatch_credits: int
     combine_credits: int
+    quick_weights: int
+    quick_rows: int
     counts: int
     weights: int
     messages: int
@@ -92,6 +95,8 @@ def window_of(shape: Shape) -> Window:
         words,
         shape.world * 8,
         shape.world * 8,
+        words * QUICK_WEIGHTS,
+        PARITIES * QUICK_ROWS * 8,
         PARITIES * shape.experts * 4,
         slots * shape.topk * 4,
         slots * shape.message_bytes(fp8=False),

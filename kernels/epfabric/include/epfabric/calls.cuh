@@ -30,10 +30,11 @@ EPF_DEVICE inline bool look(const DeviceBuffer& buffer, Kind kind, Here& here) {
   const uint32_t first = platform::threads() - 1 - me;  // not those that wait first
   for (uint32_t to = first; to < buffer.shape.world; to += platform::threads()) {
     if (here.masked[to] != 0 || here.proxied(to)) continue;
-    // Partner: await_credits().
-    platform::store_release(here.at<uint64_t>(to, at.dispatch_credits) + buffer.rank,
+    // Partner: await_credits(). The kernels that read what they brought have ended: there is
+    // nothing left to be ordered before.
+    platform::store_relaxed(here.at<uint64_t>(to, at.dispatch_credits) + buffer.rank,
                             here.calls.dispatch_received);
-    platform::store_release(here.at<uint64_t>(to, at.combine_credits) + buffer.rank,
+    platform::store_relaxed(here.at<uint64_t>(to, at.combine_credits) + buffer.rank,
                             here.calls.combine_received);
   }
   detail::post_credits(buffer, here);
@@ -142,18 +143,18 @@ EPF_DEVICE inline uint32_t await_word(const DeviceBuffer& buffer, Here& here, ui
   return came ? static_cast<uint32_t>(value) : 0;
 }
 
-// By a block: waits until every rank is done with what this one wrote, but for the last `ahead` - 1
-// calls of the kind.
+// By a block, and known to all of it after a barrier: waits until every rank is done with what this
+// one wrote, but for the last `ahead` - 1 calls of the kind. Its last threads wait.
 EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uint64_t table,
                                      uint64_t call, Awaited what, uint32_t ahead = kParities) {
   if (call < ahead && buffer.mask == 0) return;
-  for (uint32_t to = platform::thread(); to < buffer.shape.world; to += platform::threads()) {
+  const uint32_t first = platform::threads() - 1 - platform::thread();
+  for (uint32_t to = first; to < buffer.shape.world; to += platform::threads()) {
     const uint64_t* credit = here.proxied(to) ? detail::said_by(buffer, to, what)
                                               : here.at<uint64_t>(buffer.rank, table) + to;
     detail::await(buffer, here, to, what, call,
                   [&] { return platform::load_acquire(credit) + ahead > call; });
   }
-  platform::block_barrier();
 }
 
 // By a block: true for the last of the grid; what the others did before is then visible to it, and

@@ -251,6 +251,7 @@ EPF_DEVICE void dispatch_send(const DeviceBuffer& buffer, Here& here, const Disp
   const Window at = window_of(buffer.shape);
   detail::Choice choice = detail::read_choice(call, platform::block());  // while it waits
   await_credits(buffer, here, at.dispatch_credits, here.sent, Awaited::kTokenRoom);
+  platform::block_barrier();
   const uint32_t step = platform::blocks() * kBatch;
   for (uint32_t first = platform::block(); first < call.count; first += step) {
     const uint32_t n = detail::batch_at(first, call.count);

@@ -10,6 +10,9 @@ inline constexpr uint32_t kParities = 2;  // calls of one kind that may be under
 inline constexpr uint32_t kMaxTopk = 16;
 inline constexpr uint32_t kWindowRanks = 1024;
 inline constexpr uint32_t kWindowExperts = 1024;
+// As many of one rank in a call, at most, go without a signal behind them all.
+inline constexpr uint32_t kQuickWeights = 2048;
+inline constexpr uint32_t kQuickRows = 2048;
 
 // What all ranks of a buffer agree on. `tokens`: at most, of one rank in one call.
 struct Shape {
@@ -54,10 +57,14 @@ struct Window {
   uint64_t combine_words;     // [parity][source]
   uint64_t dispatch_credits;  // [destination], how many calls it is done with
   uint64_t combine_credits;   // [source]
-  uint64_t counts;            // [parity][source][local expert] uint32: tokens
-  uint64_t weights;           // [parity][source][message][topk] float
-  uint64_t messages;          // [parity][source][message]
-  uint64_t rows;              // [parity][token][copy] bfloat16 rows
+  // Whatever the shape, nothing else ever lies in these two that could pass for their words.
+  uint64_t quick_weights;  // [parity][source] kQuickWeights × (call + 1) << 32 | float, of which
+                           // [message][topk] are used
+  uint64_t quick_rows;     // [parity] kQuickRows × call + 1: [token][copy]
+  uint64_t counts;         // [parity][source][local expert] uint32: tokens
+  uint64_t weights;        // [parity][source][message][topk] float
+  uint64_t messages;       // [parity][source][message]
+  uint64_t rows;           // [parity][token][copy] bfloat16 rows
   uint64_t bytes;
 };
 
@@ -70,7 +77,9 @@ EPF_HOST_DEVICE inline Window window_of(const Shape& shape) {
   at.combine_words = after(at.weight_words, words);
   at.dispatch_credits = after(at.combine_words, words);
   at.combine_credits = after(at.dispatch_credits, uint64_t{shape.world} * 8);
-  at.counts = after(at.combine_credits, uint64_t{shape.world} * 8);
+  at.quick_weights = after(at.combine_credits, uint64_t{shape.world} * 8);
+  at.quick_rows = after(at.quick_weights, words * kQuickWeights);
+  at.counts = after(at.quick_rows, uint64_t{kParities} * kQuickRows * 8);
   at.weights = after(at.counts, uint64_t{kParities} * shape.experts * 4);
   at.messages = after(at.weights, slots * shape.topk * 4);
   at.rows = after(at.messages, slots * shape.message_bytes(false));
