@@ -2,53 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 from epfabric.buffer.event import EventOverlap
 from epfabric.buffer.order import Order
-from epfabric.buffer.tensors import checked_tensor, sizes_of
+from epfabric.buffer.tensors import checked_tensor, quick_tensors, sizes_of
 from epfabric.cuda.low_latency import RECEIVE, SEND, CombineCall, DispatchCall, LowLatency
 from epfabric.cuda.window import SCALE_CHANNELS, Shape
 from epfabric.errors import SessionError
 
 Hook = Callable[[], None] | None
 _RECEIPT_WORDS = 4
-shape_of = lru_cache(maxsize=64)(Shape)
+
+
+class Plan:
+    """What follows from the sizes of a dispatch: its shape, lengths and strides of what comes out,
+    and where in one tensor of int32 the small outputs lie (offsets in bytes)."""
+
+    def __init__(
+        self, world: int, experts: int, tokens: int, hidden: int, topk: int, count: int
+    ) -> None:
+        shape = self.shape = Shape(world, experts, tokens, hidden, topk)
+        local, rows, groups = shape.local_experts, shape.rows, hidden // SCALE_CHANNELS
+        self.local = local
+        # Scales are handed out by row, and lie by channel.
+        self.received = (local, rows, hidden), (rows * hidden, hidden, 1)
+        self.floats = (local, rows, groups), (groups * rows, 1, rows)
+        self.exponents = (local, rows, groups // 4), (groups // 4 * rows, 1, rows)
+        self.tokens = (local, rows), (rows, 1)
+        self.pairs = (local, world), (world, 1)
+        self.each = (local,), (1,)
+        sizes = (
+            2 * local * world,  # of 64 bits: first
+            2 * count * shape.copies,
+            world * tokens * (_RECEIPT_WORDS + 2 * topk),
+            local,
+            local * rows,
+            world,
+        )
+        places = [0]
+        for words in sizes:
+            places.append(places[-1] + (words + 3) // 4 * 16)
+        (
+            self.ranges, self.sent, self.receipts, self.expert_counts, self.source_tokens,
+            self.source_messages, end,
+        ) = places  # fmt: skip
+        self.words = end // 4
+
+
+plan_of = lru_cache(maxsize=256)(Plan)
 
 
 class Handle(tuple[Any, ...]):
     """Source tokens and ranges of the received rows, tokens at most, hidden, experts: what DeepEP's
-    handle holds. Beside it what combine needs."""
+    handle holds. Combine needs what is beside it only, so that these are made when somebody looks.
+    """
 
-    shape: Shape
-    arrays: dict[str, int]  # addresses in `memory`
+    plan: Plan
     memory: Any
+    _made: tuple[Any, ...] = ()
 
+    def look(self) -> tuple[Any, ...]:
+        if not self._made:
+            import torch
 
-class Places:
-    """The small outputs of a dispatch in one tensor of int32: offsets in words."""
+            plan, memory = self.plan, self.memory
+            tokens = memory.as_strided(*plan.tokens, plan.source_tokens // 4)
+            ranges = memory.view(torch.int64).as_strided(*plan.pairs, plan.ranges // 8)
+            shape = plan.shape
+            self._made = (tokens, ranges, shape.tokens, shape.hidden, shape.experts)
+        return self._made
 
-    def __init__(self, shape: Shape, count: int) -> None:
-        local, world = shape.local_experts, shape.world
-        receipt = _RECEIPT_WORDS + 2 * shape.topk
-        sizes = {
-            "ranges": 2 * local * world,  # of 64 bits: first
-            "sent": 2 * count * shape.copies,
-            "receipts": world * shape.tokens * receipt,
-            "expert_counts": local,
-            "source_tokens": local * shape.rows,
-            "source_messages": world,
-        }
-        self.at: dict[str, int] = {}
-        self.words = 0
-        for name, words in sizes.items():
-            self.at[name] = self.words
-            self.words += (words + 3) // 4 * 4
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.look())
 
-
-places_of = lru_cache(maxsize=256)(Places)
+    def __getitem__(self, which: Any) -> Any:
+        return self.look()[which]
 
 
 class LowLatencyCalls:
@@ -60,6 +91,7 @@ class LowLatencyCalls:
         self._torch, self.end, self._order = torch, end, order
         self._next_rows: list[Any] = [None, None]
         self._combines = 0
+        self._empty, self._view = quick_tensors()
 
     def dispatch(self, x: Any, topk_idx: Any, tokens: int, experts: int, *, sums: Any, waits: Any,
                  use_fp8: bool, round_scale: bool, use_ue8m0: bool, aside: bool, hooked: bool,
@@ -69,105 +101,107 @@ class LowLatencyCalls:
         self._refuse(aside, hooked)
         if use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 needs round_scale=True: exponents say powers of two only")
-        source = checked_tensor(x, "x", torch.bfloat16, sizes_of(x))
-        count, hidden = x.shape
-        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, sizes_of(topk_idx)[1]))
-        shape = shape_of(self.end.shape.world, experts, tokens, hidden, topk_idx.shape[1])
+        count, hidden = sizes_of(x)
+        source = checked_tensor(x, "x", torch.bfloat16, (count, hidden))
+        topk = sizes_of(topk_idx)[1]
+        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, topk))
+        plan = plan_of(self.end.shape.world, experts, tokens, hidden, topk, count)
         if use_ue8m0 and hidden % (4 * SCALE_CHANNELS):
             raise ValueError(f"use_ue8m0 needs a hidden size of a multiple of 512, not {hidden}")
-        local, rows, groups = shape.local_experts, shape.rows, hidden // SCALE_CHANNELS
-        kind = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-        received = torch.empty((local, rows, hidden), dtype=kind, device=x.device)
         scales = None
+        kind = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
+        received = self._empty(*plan.received, kind)
         if use_fp8 and use_ue8m0:
-            scales = torch.empty((local, groups // 4, rows), dtype=torch.int32, device=x.device)
+            scales = self._empty(*plan.exponents, torch.int32)
         elif use_fp8:
-            scales = torch.empty((local, groups, rows), dtype=torch.float32, device=x.device)
-        places = places_of(shape, count)
-        memory = torch.empty(places.words, dtype=torch.int32, device=x.device)
+            scales = self._empty(*plan.floats, torch.float32)
+        memory = self._empty((plan.words,), (1,), torch.int32)
         first = memory.data_ptr()
-        arrays = {name: first + 4 * word for name, word in places.at.items()}
         call = DispatchCall(
             tokens=source,
             topk=choices,
+            sent=first + plan.sent,
             received=received.data_ptr(),
             scales=scales.data_ptr() if scales is not None else 0,
-            sums=self._sums(sums, local),
-            waits=self._waits(waits),
+            expert_counts=first + plan.expert_counts,
+            source_tokens=first + plan.source_tokens,
+            ranges=first + plan.ranges,
+            receipts=first + plan.receipts,
+            source_messages=first + plan.source_messages,
+            sums=self._sums(sums, plan.local) if sums is not None else 0,
+            waits=self._waits(waits) if waits is not None else 0,
             count=count,
-            k=shape.topk,
+            k=topk,
             phases=SEND if hooked else SEND | RECEIVE,
             power_scales=int(round_scale),
             byte_scales=int(use_ue8m0),
-            **arrays,
         )
-        handle = self._handle(shape, arrays, memory, places)
         stream = self._order.begin(aside)
-        self.end.reshape(shape, stream=stream.cuda_stream)
+        self.end.reshape(plan.shape, stream=stream.cuda_stream)
         self.end.dispatch(call, fp8=use_fp8, stream=stream.cuda_stream)
-        alive = (x, topk_idx, received, scales, memory, sums, waits)
+        alive = (x, topk_idx, received, scales, memory, sums, waits) if aside or hooked else ()
         event = self._order.end(stream, aside, alive)
-        counts = memory.narrow(0, places.at["expert_counts"], local)
-        out = (received, scales.transpose(1, 2)) if scales is not None else received
-        hook = self._hook(shape, self._dispatch, call, use_fp8, alive) if hooked else None
+        handle = Handle((None,) * 5)
+        handle.plan, handle.memory = plan, memory
+        counts = self._view(memory, *plan.each, plan.expert_counts // 4)
+        out = (received, scales) if use_fp8 else received
+        hook = self._hook(plan.shape, self._dispatch, call, use_fp8, alive) if hooked else None
         return out, counts, handle, event, hook
 
     def combine(self, x: Any, topk_idx: Any, topk_weights: Any, handle: Handle, *, zero_copy: bool,
                 aside: bool, hooked: bool, out: Any, waits: Any,
                 ) -> tuple[Any, EventOverlap, Hook]:  # fmt: skip
         """As Buffer.low_latency_combine."""
-        torch, shape = self._torch, handle.shape
+        torch, plan = self._torch, handle.plan
+        shape = plan.shape
         self._refuse(aside, hooked)
         if zero_copy:
             x = self.next_rows(handle)
             self._combines += 1
-        rows = checked_tensor(
-            x, "x", torch.bfloat16, (shape.local_experts, shape.rows, shape.hidden)
-        )
-        count = len(topk_idx)
-        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (count, shape.topk))
-        weights = checked_tensor(topk_weights, "topk_weights", torch.float32, (count, shape.topk))
+        rows = checked_tensor(x, "x", torch.bfloat16, plan.received[0])
+        count = topk_idx.shape[0]
+        named = (count, shape.topk)
+        choices = checked_tensor(topk_idx, "topk_idx", torch.int64, named)
+        weights = checked_tensor(topk_weights, "topk_weights", torch.float32, named)
+        memory = handle.memory.data_ptr()
         # An empty tensor has no address; but that there are weights is so on all ranks or on none.
-        weights = weights or handle.memory.data_ptr()
+        weights = weights or memory
+        sizes = (count, shape.hidden)
         if out is None:
-            out = torch.empty((count, shape.hidden), dtype=torch.bfloat16, device=x.device)
+            out = self._empty(sizes, (shape.hidden, 1), torch.bfloat16)
+            combined = out.data_ptr()
+        else:
+            combined = checked_tensor(out, "out", torch.bfloat16, sizes)
         call = CombineCall(
             rows=rows,
             topk=choices,
             weights=weights,
-            combined=checked_tensor(out, "out", torch.bfloat16, (count, shape.hidden)),
-            waits=self._waits(waits),
+            sent=memory + plan.sent,
+            receipts=memory + plan.receipts,
+            source_messages=memory + plan.source_messages,
+            combined=combined,
+            waits=self._waits(waits) if waits is not None else 0,
             count=count,
             k=shape.topk,
             phases=SEND if hooked else SEND | RECEIVE,
-            **{name: handle.arrays[name] for name in ("sent", "receipts", "source_messages")},
         )
         stream = self._order.begin(aside)
         self.end.reshape(shape, stream=stream.cuda_stream)
         self.end.combine(call, stream=stream.cuda_stream)
-        alive = (x, topk_idx, topk_weights, handle.memory, out, waits)
+        alive = (x, topk_idx, topk_weights, handle.memory, out, waits) if aside or hooked else ()
         event = self._order.end(stream, aside, alive)
         hook = self._hook(shape, self._combine, call, False, alive) if hooked else None
         return out, event, hook
 
     def next_rows(self, handle: Handle) -> Any:
         """Where a combine with zero_copy reads; two in turn, to fill one meanwhile."""
-        shape, turn = handle.shape, self._combines % 2
-        wanted = (shape.local_experts, shape.rows, shape.hidden)
+        wanted, turn = handle.plan.received[0], self._combines % 2
         found = self._next_rows[turn]
         if found is None or tuple(found.shape) != wanted:
             kind = self._torch.bfloat16
             found = self._torch.empty(wanted, dtype=kind, device=handle.memory.device)
             self._next_rows[turn] = found
         return found
-
-    def _handle(self, shape: Shape, arrays: dict[str, int], memory: Any, places: Places) -> Handle:
-        local, world, rows = shape.local_experts, shape.world, shape.rows
-        tokens = memory.as_strided((local, rows), (rows, 1), places.at["source_tokens"])
-        ranges = memory.view(self._torch.int64).as_strided((local, world), (world, 1), 0)
-        handle = Handle((tokens, ranges, shape.tokens, shape.hidden, shape.experts))
-        handle.shape, handle.arrays, handle.memory = shape, arrays, memory
-        return handle
 
     def _hook(
         self, shape: Shape, launch: Any, call: Any, fp8: bool, alive: Any
@@ -205,15 +239,11 @@ class LowLatencyCalls:
             raise SessionError(f"the buffer has failed: {why}; make a new one")
 
     def _sums(self, sums: Any, local: int) -> int:
-        if sums is None:
-            return 0
         name = "cumulative_local_expert_recv_stats"
         return checked_tensor(sums, name, self._torch.int32, (local,))
 
     def _waits(self, waits: Any) -> int:
         """[ranks], or [ranks, ranks] of which the row of this rank is used."""
-        if waits is None:
-            return 0
         world, rank = self.end.shape.world, self.end.rank
         shape = (world,) if waits.dim() == 1 else (world, world)
         address = checked_tensor(waits, "the wait statistics", self._torch.int64, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -32,6 +33,26 @@ def checked_tensor(tensor: Any, name: str, dtype: Any, shape: tuple[int | None, 
 def sizes_of(tensor: Any) -> tuple[Any, Any]:
     """Of a matrix; of anything else what checked_tensor() then refuses."""
     return tuple(tensor.shape) if tensor.dim() == 2 else (None, None)
+
+
+def quick_tensors() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """empty(sizes, strides, dtype) on the current GPU, view(tensor, sizes, strides, offset).
+
+    Those that torch's own compiled code calls, where this torch has them: a call of the public ones
+    takes the host twice as long, and a dispatch makes several.
+    """
+    import torch
+
+    try:
+        from torch._C._dynamo.guards import _empty_strided_cuda, _reinterpret_tensor
+    except ImportError:
+        return (
+            lambda sizes, strides, kind: torch.empty_strided(
+                sizes, strides, dtype=kind, device="cuda"
+            ),
+            torch.as_strided,
+        )
+    return _empty_strided_cuda, _reinterpret_tensor
 
 
 class _Raw:

@@ -37,13 +37,14 @@ class Kernels:
         self._functions: dict[str, Any] = {}
 
     def function(self, name: str) -> Any:
-        driver = self._driver
-        if name not in self._functions:
+        found = self._functions.get(name)
+        if found is None:
+            driver = self._driver
             found = checked(driver.cuModuleGetFunction(self._module, name.encode()))
             # Else the driver does it at the first launch, and waits for all kernels before.
             checked(driver.cuFuncLoad(found))
             self._functions[name] = found
-        return self._functions[name]
+        return found
 
     def check_resident(self, name: str, blocks: int) -> None:
         """Raises SessionError where a grid of so many blocks would wait for blocks not started."""
@@ -60,11 +61,10 @@ class Kernels:
 
     def launch(self, name: str, blocks: int, stream: int, *values: Any) -> None:
         """values: ctypes objects, which are copied at once."""
-        driver = self._driver
-        parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        checked(
-            driver.cuLaunchKernel(
-                self.function(name), blocks, 1, 1, THREADS, 1, 1, 0, stream,
-                ctypes.addressof(parameters), 0,
-            )
+        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        result = self._driver.cuLaunchKernel(
+            self.function(name), blocks, 1, 1, THREADS, 1, 1, 0, stream,
+            ctypes.addressof(parameters), 0,
         )  # fmt: skip
+        if result[0] != 0:
+            checked(result)

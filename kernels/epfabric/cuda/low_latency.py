@@ -189,7 +189,7 @@ class LowLatency:
 
     def reshape(self, shape: Shape, *, stream: int) -> None:
         """From the next call on; all ranks do the same between the same calls, none half done."""
-        if shape == self.shape:
+        if shape is self.shape or shape == self.shape:
             return
         if shape.world != self.shape.world:
             raise SessionError(f"this buffer has {self.shape.world} ranks, not {shape.world}")
