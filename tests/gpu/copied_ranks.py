@@ -54,6 +54,7 @@ class Ring:
             region=self.region.address,
             size_bytes=size_bytes,
             offset=0,
+            rings=RINGS,
             first_ring=FIRST_RING,
             first_signal=1,
             abort=self.device.agent_address + AGENT_ABORT,

@@ -65,6 +65,7 @@ def through(one: RankOfCore) -> Through:
         region=one.region_on_device,
         size_bytes=one.region.nbytes,
         offset=0,
+        rings=one.pod.rings,
         first_ring=FIRST_RING,
         first_signal=1,
         abort=one.device.agent_address + AGENT_ABORT,

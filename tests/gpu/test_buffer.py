@@ -163,5 +163,3 @@ def test_what_cannot_be_is_refused_with_its_reason() -> None:
                 buffer.low_latency_dispatch(**good | change)
         with pytest.raises(ValueError, match="enable_shrink"):
             buffer.low_latency_clean_mask_buffer()
-        with pytest.raises(NotImplementedError, match="not there yet"):
-            buffer.internode_combine(batch.x, ())

@@ -282,7 +282,7 @@ def check_replay(case: Case, sides: list[Replayed], worst: int) -> None:
     results, combined = [side.result for side in sides], [side.combined for side in sides]
     check_received(case, batches, [b.x for b in batches], flags, results, 1, worst)
     rows, weights = [one[0] for one in results], [one[2] for one in results]
-    check_combined(batches, flags, rows, combined, weights, [(), ()])
+    check_combined(batches, flags, rows, combined, weights, [()] * case.world)
 
 
 def test_a_rank_that_does_not_come_fails_the_buffer_and_says_so() -> None:
@@ -338,5 +338,6 @@ def test_the_mirrors_equal_the_compiled_ones(gpu: Gpu) -> None:
         ours = channels.ChannelShape(*shape)
         structures = [channels.ChannelBuffer, channels.MeetCall, channels.ChannelDispatch,
                       channels.ChannelCombine]  # fmt: skip
-        wanted = [ours.bytes, ours.slot_bytes, 24, *map(ctypes.sizeof, structures)]
+        wanted = [ours.bytes, ours.slot_bytes, 32, *map(ctypes.sizeof, structures)]
+        wanted.append(ours.region_bytes)
         assert found[: len(wanted)] == wanted

@@ -138,6 +138,16 @@ def test_nvrtc_makes_the_high_throughput_kernels(source: str, architecture: str)
         assert ".maxntid 1024" in entry(ptx, kernel), "a block has to fit on a processor"
 
 
+def test_nvrtc_makes_the_kernels_of_ranks_that_reach_each_other_without_what_others_need() -> None:
+    options = ("-arch=sm_90", f"-I{INCLUDE}", "-std=c++20")
+    code = [
+        Nvrtc().compile(CUDA / "channels.cu", *options, f"-DEPF_CHANNELS_PROXIED={proxied}")[0]
+        for proxied in (0, 1)
+    ]
+    slots = [count(r"st\.relaxed\.sys(\.global)?\.v2\.[ub]64", ptx) for ptx in code]
+    assert slots[0] == 0 < slots[1]
+
+
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
 def test_hip_makes_a_kernel_of_every_device_path(source: Path, tmp_path: Path) -> None:
     path = str(source)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from epfabric.cuda.channels import ChannelShape
 from epfabric.cuda.window import Shape, transit_of, window_of
 
 HERE = Path(__file__).parent
@@ -40,6 +41,12 @@ def test_offsets_and_sizes_are_those_that_python_says(shapes: list[Shape], tmp_p
     )
     for shape, line in zip(shapes, done.stdout.splitlines(), strict=True):
         wanted = (*dataclasses.astuple(window_of(shape)), *dataclasses.astuple(transit_of(shape)))
+        bulk = ChannelShape(
+            shape.world, shape.experts % 64 + 1, shape.tokens, shape.topk, shape.hidden // 128,
+            shape.hidden,
+        )  # fmt: skip
+        wanted += (bulk.slot_bytes, bulk.bytes, bulk.region_bytes)
+        assert bulk.slot_bytes % 16 == (bulk.region_bytes - 2 * bulk.rings_bytes) % 32 == 0
         assert tuple(map(int, line.split())) == wanted, shape
 
 

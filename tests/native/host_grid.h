@@ -222,6 +222,8 @@ inline uint64_t exchange_device(uint64_t* word, uint64_t expected, uint64_t valu
 }
 inline void fence_device() {}
 
+inline void add_block(uint32_t* word, uint32_t value) { *word += value; }  // a block is a thread
+
 inline uint32_t count_bits(uint64_t bits) {
   return static_cast<uint32_t>(__builtin_popcountll(bits));
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from epfabric.buffer.config import Config, recommended
+from epfabric.buffer.config import Config, recommended, throughput_region_bytes
 from epfabric.buffer.event import EventHandle, EventOverlap
 from epfabric.buffer.layout import layout_of
 from epfabric.buffer.low_latency import Handle, Hook
@@ -28,6 +28,7 @@ class Buffer(Owned):
     group, a joined epfabric.Session, whose ranks these are and whose agent brokers the memory.
     region: of get_low_latency_region_bytes(), which each rank registered with its session, all at
     the same offset; low-latency calls go through it and the agents to ranks of other nodes.
+    throughput_region: the same for dispatch and combine, of get_throughput_region_bytes().
     """
 
     num_sms: ClassVar[int] = 20
@@ -49,11 +50,16 @@ class Buffer(Owned):
         *,
         session: Session | None = None,
         region: Region | None = None,
+        throughput_region: Region | None = None,
     ) -> None:
-        if region is not None and (session is None or num_nvl_bytes):
-            raise ValueError(
-                "a region is for the low-latency calls of a session: see docs/deepep.md"
-            )
+        for name, one, wanted in (
+            ("region", region, low_latency_mode),
+            ("throughput_region", throughput_region, num_nvl_bytes),
+        ):
+            if one is not None and not (session is not None and wanted):
+                raise ValueError(f"{name} is for calls that this buffer does not have")
+        if num_nvl_bytes and region is not None and throughput_region is None:
+            raise ValueError("dispatch and combine need a throughput_region beside the region")
         if not allow_nvlink_for_low_latency_mode:
             raise NotImplementedError(
                 "low-latency calls use the memory of the node's GPUs where they reach it: "
@@ -73,6 +79,7 @@ class Buffer(Owned):
             timeout_s=type(self).timeout_s,
             low_latency_sms=type(self).low_latency_sms,
             region=region,
+            throughput_region=throughput_region,
         )
         self.rank, self.group_size = self._parts.members.rank, self._parts.members.size
 
@@ -112,6 +119,11 @@ class Buffer(Owned):
             Shape(num_ranks, num_experts, num_max_dispatch_tokens_per_rank, hidden, topk)
         )
 
+    @staticmethod
+    def get_throughput_region_bytes(config: Config, hidden_bytes: int, num_ranks: int) -> int:
+        """The size of a throughput_region that suffices for tokens of so many bytes."""
+        return throughput_region_bytes(config, hidden_bytes, num_ranks)
+
     def get_local_buffer_tensor(
         self, dtype: Any, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Any:
@@ -140,12 +152,9 @@ class Buffer(Owned):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, Any, Any, Any, EventOverlap]:
-        """Tokens for each rank [ranks] and expert [experts] (int32), and which go to which rank
-        [tokens, ranks] (bool); None for nodes: there is one."""
-        by_rank, by_expert, in_rank, event = layout_of(
-            self.parts, topk_idx, num_experts, previous_event, async_finish
-        )
-        return by_rank, None, by_expert, in_rank, event
+        """Tokens for each rank [ranks], node [nodes] (None where there is one) and expert [experts]
+        (int32), and which go to which rank [tokens, ranks] (bool)."""
+        return layout_of(self.parts, topk_idx, num_experts, previous_event, async_finish)
 
     def dispatch(
         self,
@@ -231,7 +240,22 @@ class Buffer(Owned):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, Any, Any, Any, Any, EventOverlap]:
-        raise NotImplementedError(_NO_NODES)
+        """dispatch(), which goes between nodes as well."""
+        return self.dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            0,
+            config,
+            previous_event,
+            async_finish,
+        )
 
     def internode_combine(
         self,
@@ -244,7 +268,8 @@ class Buffer(Owned):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, Any, EventOverlap]:
-        raise NotImplementedError(_NO_NODES)
+        """combine(), which goes between nodes as well."""
+        return self.combine(x, handle, topk_weights, bias, config, previous_event, async_finish)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
@@ -338,6 +363,3 @@ class Buffer(Owned):
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> Any:
         """Where the next combine with zero_copy=True reads its rows; fill it before."""
         return self.parts.low_latency.next_rows(handle)
-
-
-_NO_NODES = "high-throughput calls between nodes are not there yet: use the ranks of one node"

@@ -47,12 +47,20 @@ class Config:
         return rings * self.num_max_nvl_chunked_recv_tokens * slot + (1 << 20)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0 within a node. Raises NotImplementedError for more: there is nothing between nodes."""
+        """Bytes of a Buffer's throughput_region; 0 for as few ranks as one node may have."""
         if num_ranks <= MAX_RANKS_OF_A_NODE:
             return 0
-        raise NotImplementedError(
-            "dispatch and combine between nodes are not there yet: use the ranks of one node"
-        )
+        return throughput_region_bytes(self, hidden_bytes, num_ranks)
+
+
+def throughput_region_bytes(config: Config, hidden_bytes: int, ranks: int) -> int:
+    """Of the region through which calls with this configuration go to ranks of other nodes, for
+    tokens of so many bytes: for each channel and rank a ring of as many tokens as the configuration
+    has in a ring, one that comes in and one that goes out."""
+    slots = min(config.num_max_nvl_chunked_recv_tokens, config.num_max_rdma_chunked_recv_tokens)
+    row_bytes = -(-hidden_bytes // 16) * 16
+    scales = -(-hidden_bytes // 128)
+    return ChannelShape(ranks, config.num_sms // 2, slots, MAX_TOPK, scales, row_bytes).region_bytes
 
 
 def elastic_size_hint(num_ranks: int, tokens: int, hidden: int, topk: int = 0) -> int:

@@ -49,7 +49,7 @@ class ElasticCalls:
             name = "cumulative_local_expert_recv_stats"
             checked_tensor(sums, name, torch.int32, (local,))
         first = self._after(after, also_after, aside)
-        by_rank, by_expert, in_rank, event = layout_of(
+        by_rank, _, by_expert, in_rank, event = layout_of(
             self._parts, topk_idx, request.experts, first, aside
         )
         told = None

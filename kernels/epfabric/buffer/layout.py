@@ -12,14 +12,17 @@ from epfabric.cuda.routing import route
 
 def layout_of(
     parts: Parts, topk_idx: Any, experts: int, after: EventOverlap | None, aside: bool
-) -> tuple[Any, Any, Any, EventOverlap]:
-    """Tokens for each rank [ranks] and expert [experts] (int32), which go to which rank
-    [tokens, ranks] (bool), event."""
+) -> tuple[Any, Any, Any, Any, EventOverlap]:
+    """Tokens for each rank [ranks], node [nodes] (nothing where it is one) and expert [experts]
+    (int32), which go to which rank [tokens, ranks] (bool), event."""
     import torch
 
     choices = checked_tensor(topk_idx, "topk_idx", torch.int64, (None, None))
     world = parts.members.size
-    counts = torch.empty(world + experts, dtype=torch.int32, device=topk_idx.device)
+    end = parts.bulk.end if parts.bulk is not None else None
+    node_ranks = end.node_ranks if end is not None and end.proxied else 0
+    nodes = world // node_ranks if node_ranks else 0
+    counts = torch.empty(world + experts + nodes, dtype=torch.int32, device=topk_idx.device)
     in_rank = torch.empty((len(topk_idx), world), dtype=torch.bool, device=topk_idx.device)
     stream = parts.order.begin(aside, after)
     route(
@@ -31,6 +34,8 @@ def layout_of(
         world=world,
         experts=experts,
         stream=stream.cuda_stream,
+        node_ranks=node_ranks,
     )
     event = parts.order.end(stream, aside, (topk_idx, counts, in_rank))
-    return counts[:world], counts[world:], in_rank, event
+    by_rank, by_expert, by_node = counts.split((world, experts, nodes))
+    return by_rank, by_node if nodes else None, by_expert, in_rank, event

@@ -3,6 +3,7 @@ ElasticBuffer."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,20 +40,23 @@ class Parts:
     def make(
         group: Any, comm: Any, session: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
         timeout_s: float, low_latency_sms: int, region: Region | None = None,
+        throughput_region: Region | None = None,
     ) -> Parts:  # fmt: skip
-        """region: for ranks whose memory is not reached. Raises SessionError where one is not
-        reached, ValueError for no group. With a region, one rank's failure ends the session."""
+        """region, throughput_region: of either kind of calls, for ranks whose memory is not
+        reached. Raises SessionError where one is not reached, ValueError for no group. With a
+        region, one rank's failure ends the session."""
         try:
             import torch
         except ImportError as error:
             raise SessionError(
                 f"a buffer works on torch's tensors ({error}): install torch for your CUDA version"
             ) from error
-        members = members_of(group, comm, session, agents=region is not None)
+        through = region is not None or throughput_region is not None
+        members = members_of(group, comm, session, agents=through)
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         parts = Parts(members, Order(), Kernels("routing.cu"), mask)
         with ExitStack() as undo:
-            if region is not None:
+            if through:
                 undo.callback(session.abort)  # or ranks of other nodes would wait
             undo.callback(parts.stack.close)
             parts.stack.callback(parts.order.close)
@@ -61,16 +65,19 @@ class Parts:
                 parts.stack.callback(abort.close)
                 parts.stack.callback(session.when_failed(abort.set))
             parts.routing.function("route_tokens")
+            agent = None
+            if through:
+                agent = AgentEnd(
+                    session, timeout_s, low_latency_region=region,
+                    throughput_region=throughput_region,
+                )  # fmt: skip
+                parts.stack.callback(agent.close)
             if low_latency_bytes:
-                agent = None
-                if region is not None:
-                    agent = AgentEnd(session, region, timeout_s)
-                    parts.stack.callback(agent.close)
                 parts.calls = parts._low_latency(
                     low_latency_bytes, timeout_s, low_latency_sms, agent
                 )
             if nvl_bytes:
-                parts.bulk = parts._throughput(nvl_bytes, timeout_s)
+                parts.bulk = parts._throughput(nvl_bytes, timeout_s, agent)
             undo.pop_all()
         return parts
 
@@ -91,26 +98,35 @@ class Parts:
                 abort=self.abort,
                 window_bytes=size_bytes,
                 memory=window.own,
-                through=agent.through if agent is not None else None,
+                through=agent.low_latency if agent is not None else None,
             )
             self._connect(end, window, undo)
         if agent is not None:
             self.stack.callback(lambda: agent.note(lost=end.lost_ring()))
         return LowLatencyCalls(end, self.order)
 
-    def _throughput(self, size_bytes: int, timeout_s: float) -> ThroughputCalls:
+    def _throughput(
+        self, size_bytes: int, timeout_s: float, agent: AgentEnd | None
+    ) -> ThroughputCalls:
+        through = agent.throughput if agent is not None else None
         with ExitStack() as undo:
             window = self._window(size_bytes, undo)
             end = channels.Channels(
                 self.members.size,
                 self.members.rank,
-                Kernels(channels.SOURCE),
+                Kernels(channels.SOURCE, () if through is not None else channels.WITHIN_NODE),
                 window_bytes=size_bytes,
                 timeout_s=timeout_s,
                 memory=window.own,
                 abort=self.abort,
+                through=through,
             )
             self._connect(end, window, undo)
+        if agent is not None:
+            self.stack.callback(lambda: agent.note(lost=end.lost_ring()))
+            if through is not None:
+                near = alike_nodes(end.world, end.rank, end.proxied)
+                end.spread(near if agent.alike(near) else 1)
         return ThroughputCalls(end, self.order)
 
     def _window(self, size_bytes: int, undo: ExitStack) -> Window:
@@ -172,3 +188,12 @@ class Parts:
                 checked(driver.cuCtxSynchronize())
         except SessionError as error:
             raise SessionError(f"the buffer's memory could not be freed: {error}") from error
+
+
+def alike_nodes(world: int, rank: int, proxied: Collection[int]) -> int:
+    """How many ranks each node has, as far as this one sees: 1 unless its own node's follow each
+    other as they do where all nodes have as many."""
+    near = [other for other in range(world) if other not in proxied]
+    first = rank // len(near) * len(near)
+    alike = world % len(near) == 0 and near == list(range(first, first + len(near)))
+    return len(near) if alike else 1

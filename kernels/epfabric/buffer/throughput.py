@@ -1,5 +1,5 @@
-"""The high-throughput calls within a node, of Buffer and beneath ElasticBuffer: torch's tensors,
-the kernels in between."""
+"""The high-throughput calls of Buffer, and beneath ElasticBuffer: torch's tensors, the kernels in
+between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from epfabric.cuda.channels import (
     Channels,
     ChannelShape,
     MeetCall,
-    fitting,
 )
 from epfabric.cuda.window import MAX_TOPK
 from epfabric.errors import SessionError
@@ -166,6 +165,7 @@ class ThroughputCalls:
                 firsts=firsts.data_ptr(),
                 channel_firsts=channel_firsts.data_ptr(),
                 positions=positions.data_ptr(),
+                source_tokens=tokens.data_ptr(),
                 combined=out.data_ptr(),
                 count=count,
             )
@@ -188,7 +188,7 @@ class ThroughputCalls:
     def meet(self, aside: bool = False) -> EventOverlap:
         """On its stream: waits until all ranks have come here, or the buffer has failed."""
         stream = self._order.begin(aside)
-        shape = fitting(self.end.window_bytes, self.end.world, 1, 1, 0, 0, 16)
+        shape = self.end.fit(1, 1, 0, 0, 16)
         self.end.meet(shape, MeetCall(), stream=stream.cuda_stream)
         return self._order.end(stream, aside)
 
@@ -202,11 +202,12 @@ class ThroughputCalls:
             raise ValueError(f"a token has {row_bytes} bytes: a multiple of 16 is needed")
         if topk > MAX_TOPK:
             raise ValueError(f"top-{topk}: {MAX_TOPK} at most")
-        return fitting(
-            self.end.window_bytes,
-            self.end.world,
+        slots = config.num_max_nvl_chunked_recv_tokens
+        if self.end.proxied:
+            slots = min(slots, config.num_max_rdma_chunked_recv_tokens)
+        return self.end.fit(
             channels or config.num_sms // 2,
-            config.num_max_nvl_chunked_recv_tokens,
+            slots,
             topk,
             scales.shape[1] if scales is not None else 0,
             row_bytes,

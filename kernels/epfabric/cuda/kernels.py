@@ -15,9 +15,12 @@ THREADS = 1024  # of a block
 
 
 class Kernels:
-    """Those of `source`, a file's path or its name in this package, in the current context."""
+    """Those of `source`, a file's path or its name in this package, in the current context.
 
-    def __init__(self, source: str | Path) -> None:
+    defines: as those of compiler.cubin().
+    """
+
+    def __init__(self, source: str | Path, defines: tuple[str, ...] = ()) -> None:
         from cuda.bindings import driver
 
         device = checked(driver.cuCtxGetDevice())
@@ -31,7 +34,7 @@ class Kernels:
             )
         )
         path = source if isinstance(source, Path) else files("epfabric.cuda").joinpath(source)
-        code = compiler.cubin(path.read_text(), path.name, f"sm_{major}{minor}")
+        code = compiler.cubin(path.read_text(), path.name, f"sm_{major}{minor}", defines)
         self._driver = driver
         self._module = checked(driver.cuModuleLoadData(code))
         self._functions: dict[str, Any] = {}

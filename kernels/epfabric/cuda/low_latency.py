@@ -16,7 +16,7 @@ from types import TracebackType
 
 from epfabric.cuda.abort import Abort
 from epfabric.cuda.kernels import Kernels
-from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, zeros
+from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, words_at, zeros
 from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, region_bytes, window_of
 from epfabric.errors import SessionError
 
@@ -92,15 +92,16 @@ class Through:
     """The agent, for a rank some of whose peers are reached through it alone.
 
     rank: address of its DeviceRank. region, size_bytes, offset: memory that every rank has
-    registered at this same offset, as the GPU reaches it here. first_ring: it and those after it
-    are pushed to by kernels alone. first_signal: of SIGNAL_WORDS words that nothing else uses.
-    abort: as the GPU reaches the agent's word.
+    registered at this same offset, as the GPU reaches it here. rings: of the rank; those from
+    first_ring on are pushed to by kernels alone. first_signal: of as many words as the kernels
+    need, which nothing else uses. abort: as the GPU reaches the agent's word.
     """
 
     rank: int
     region: int
     size_bytes: int
     offset: int
+    rings: int
     first_ring: int
     first_signal: int
     abort: int
@@ -231,14 +232,14 @@ class LowLatency:
 
     def masked(self) -> frozenset[int]:
         """Ranks that nothing goes to or comes from; when no kernel runs."""
-        words = _words(self._masked, self.shape.world)
+        words = words_at(self._masked, self.shape.world)
         return frozenset(rank for rank, word in enumerate(words) if word)
 
     def lost_ring(self) -> bool:
         """Whether a kernel gave up a ring in which there was no room; when no kernel runs."""
         world = self.shape.world
         row = 8 * (len(_AWAITED) - 1) * world
-        return any(_words(self.buffer.verdicts + row, world))
+        return any(words_at(self.buffer.verdicts + row, world))
 
     def set_mask(self, rank: int, masked: bool, *, stream: int) -> None:
         """From the next kernel of that stream on."""
@@ -319,11 +320,3 @@ class LowLatency:
             raise SessionError(f"{count} tokens: this buffer was made for {self.shape.tokens}")
         if not 1 <= k <= self.shape.topk:
             raise SessionError(f"top-{k}: this buffer was made for top-{self.shape.topk}")
-
-
-def _words(address: int, count: int) -> list[int]:
-    from cuda.bindings import driver
-
-    words = (ctypes.c_uint64 * count)()
-    checked(driver.cuMemcpyDtoH(ctypes.addressof(words), address, ctypes.sizeof(words)))
-    return list(words)

@@ -144,11 +144,7 @@ class RankOnDevice:
 
     def heads(self) -> list[int]:
         """The ticket of each ring's next command; when no kernel runs."""
-        from cuda.bindings import driver
-
-        words = (ctypes.c_uint64 * self._rings)()
-        checked(driver.cuMemcpyDtoH(ctypes.addressof(words), self._heads, ctypes.sizeof(words)))
-        return list(words)
+        return words_at(self._heads, self._rings)
 
     def close(self) -> None:
         """After the last kernel that uses it (idempotent)."""
@@ -198,6 +194,15 @@ def zeros(size_bytes: int) -> int:
     address = int(checked(driver.cuMemAlloc(size_bytes)))
     checked(driver.cuMemsetD8(address, 0, size_bytes))
     return address
+
+
+def words_at(address: int, count: int) -> list[int]:
+    """Of 8 bytes in GPU memory; when no kernel writes them."""
+    from cuda.bindings import driver
+
+    words = (ctypes.c_uint64 * count)()
+    checked(driver.cuMemcpyDtoH(ctypes.addressof(words), address, ctypes.sizeof(words)))
+    return list(words)
 
 
 class Memory(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from epfabric.buffer import Config, ElasticBuffer
 from epfabric.buffer.elastic_calls import _with_floats
 from epfabric.buffer.parts import Parts
 from epfabric.buffer.throughput import ThroughputCalls, ThroughputHandle
+from epfabric.cuda.channels import fitting
 
 INT, FLOAT = np.dtype("int32"), np.dtype("float32")
 
@@ -52,7 +54,8 @@ def test_scales_in_columns_are_copied_on_the_stream_of_the_call() -> None:
     calls: Any = ThroughputCalls.__new__(ThroughputCalls)
     calls._torch = SimpleNamespace(cuda=SimpleNamespace(stream=stream))
     calls._order = SimpleNamespace(begin=lambda *_: own)
-    calls.end = SimpleNamespace(world=1, window_bytes=1 << 26, failure=lambda: None, meet=meet)
+    fit = partial(fitting, 1 << 26, 1)
+    calls.end = SimpleNamespace(world=1, proxied=(), failure=lambda: None, meet=meet, fit=fit)
     handle = ThroughputHandle((None,) * 5)
     handle.channels, handle.rows = 2, 5
     codes = SimpleNamespace(
@@ -111,7 +114,10 @@ def test_a_buffer_whose_group_fails_while_it_closes_frees_all(fault: str) -> Non
     stream = SimpleNamespace(cuda_stream=1)
     calls._order = SimpleNamespace(begin=lambda *_: stream, end=lambda *_: None)
     calls.end = SimpleNamespace(
-        world=1, window_bytes=1 << 26, failure=lambda: next(reasons, "the group failed"), meet=meet
+        world=1,
+        failure=lambda: next(reasons, "the group failed"),
+        meet=meet,
+        fit=partial(fitting, 1 << 26, 1),
     )
     order: Any = calls._order
     nothing: Any = None

@@ -21,7 +21,7 @@ from unit.kernels.deepep_interface import (
 )
 
 EXTENSIONS: dict[tuple[type, str], tuple[str, ...]] = {
-    (deep_ep.Buffer, "__init__"): ("session", "region"),
+    (deep_ep.Buffer, "__init__"): ("session", "region", "throughput_region"),
     (deep_ep.ElasticBuffer, "__init__"): ("comm", "session"),
 }
 CASES = [
@@ -85,8 +85,8 @@ def test_sizes_grow_with_what_they_are_for() -> None:
     config = deep_ep.Config(24, 6, 256)
     assert config.get_nvl_buffer_size_hint(14336, 8) > 12 * 8 * 256 * 14336
     assert config.get_rdma_buffer_size_hint(14336, 8) == 0
-    with pytest.raises(NotImplementedError, match="one node"):
-        config.get_rdma_buffer_size_hint(14336, 16)
+    # Rings of both directions.
+    assert config.get_rdma_buffer_size_hint(14336, 16) > 2 * 12 * 16 * 256 * 14336
 
 
 def test_what_no_kernel_could_do_is_refused() -> None:

@@ -1,13 +1,20 @@
-// A rank's high-throughput buffer as its kernels see it: windows of all ranks, the call's number,
-// waits, and the exchange that begins every call. Filled by epfabric.cuda.channels.
+// A rank's high-throughput buffer as its kernels see it: windows of ranks whose memory is reached,
+// the way to others, the call's number, waits. Filled by epfabric.cuda.channels.
 #pragma once
 
 #include "channels.h"
-#include "fifo.h"
 #include "platform_block.cuh"
+#include "rank.cuh"
+
+// Kernels of ranks that all reach each other's memory leave out what others need: it costs
+// registers.
+#ifndef EPF_CHANNELS_PROXIED
+#define EPF_CHANNELS_PROXIED 1
+#endif
 
 namespace epfabric {
 
+inline constexpr bool kChannelsProxied = EPF_CHANNELS_PROXIED != 0;
 inline constexpr uint32_t kChannelBatch = 64;  // tokens that a block has in hand
 inline constexpr uint32_t kChannelWarps = 32;  // of a block, at most
 
@@ -16,22 +23,37 @@ struct alignas(16) ChannelVector {
 };
 
 // What a wait was for, when it failed.
-enum class ChannelAwaited : uint32_t { kNothing, kRank, kSlots, kTokens, kRows };
+enum class ChannelAwaited : uint32_t { kNothing, kRank, kSlots, kTokens, kRows, kRing };
+
+// What a rank that only agents reach says by a signal word each: how many calls it has begun, and
+// by channel how much for this rank it has written and of this rank's slots it has freed, in all
+// calls.
+enum class ChannelSaid : uint32_t { kMet, kWritten, kFreed };
+inline constexpr uint32_t kChannelSignals = 3;
 
 struct ChannelState {
-  uint64_t calls;    // that have begun
-  uint64_t arrived;  // blocks that have come to the end of the running one
-  uint64_t failed;   // ChannelAwaited << 32 | rank; not 0: the kernels do nothing any more
+  uint64_t calls;      // that have begun
+  uint64_t arrived;    // blocks that have come to the end of the running one
+  uint64_t failed;     // ChannelAwaited << 32 | rank; not 0: the kernels do nothing any more
+  uint64_t lost_ring;  // not 0: a ring was given up
 };
 
 struct ChannelBuffer {
-  unsigned char* const* windows;  // by rank, as this GPU reaches them
+  unsigned char* const* windows;  // by rank, as this GPU reaches them; of proxied ranks: nothing
   ChannelState* state;
   uint64_t* alarm;  // in host memory: as `failed`
   AbortWords aborts;
   uint64_t timeout_ns;
   ChannelShape shape;
-  uint32_t rank, reserved;
+  uint32_t rank;
+  uint32_t node_ranks;      // that follow each other on each node and reach each other's memory; 1:
+                            // each rank is taken for a node of its own; 0: there is one node
+  const DeviceRank* agent;  // nothing: there are no proxied ranks
+  unsigned char* region;    // of ChannelTransit, as this GPU reaches it
+  uint64_t region_offset;   // in the offset space of every rank
+  uint64_t* tallies;        // [ChannelSaid][channel][rank]: as it was when the running call began
+  uint32_t first_ring;      // of those that only kernels push to: one for each channel
+  uint32_t first_signal;    // of kChannelSignals
 
   template <typename Item>
   EPF_DEVICE Item* at(uint32_t owner, uint64_t offset) const {
@@ -42,11 +64,32 @@ struct ChannelBuffer {
                             uint32_t other) const {
     return at<uint64_t>(owner, table) + channel * kChannelRanks + other;
   }
-  EPF_DEVICE unsigned char* slot(uint32_t owner, uint32_t channel, uint32_t source,
-                                 uint32_t index) const {
-    const uint64_t ring = (uint64_t{channel} * shape.world + source) * shape.slots;
-    return at<unsigned char>(owner, ChannelWindow{}.rings) +
-           (ring + index % shape.slots) * shape.slot_bytes();
+  // Whether its memory is reached through the agents only.
+  EPF_DEVICE bool proxied(uint32_t other) const {
+    return kChannelsProxied && agent != nullptr && windows[other] == nullptr;
+  }
+
+  EPF_DEVICE uint32_t node_of(uint32_t other) const {
+    return kChannelsProxied && node_ranks != 0 ? other / node_ranks : 0;
+  }
+  EPF_DEVICE uint32_t nodes() const {
+    return kChannelsProxied && node_ranks != 0 ? shape.world / node_ranks : 1;
+  }
+  EPF_DEVICE bool near(uint32_t other) const { return node_of(other) == node_of(rank); }
+  // The rank of a node that has this one's place there: streams between nodes are between these.
+  EPF_DEVICE uint32_t rail(uint32_t node) const {
+    return rank + (node - node_of(rank)) * node_ranks;
+  }
+  EPF_DEVICE bool far(uint32_t other) const {
+    return !near(other) && rail(node_of(other)) == other;
+  }
+  // The rank of this node with the place of another on its own, and a stream's number in its
+  // window: what goes to or comes from ranks of other nodes passes it.
+  EPF_DEVICE uint32_t by(uint32_t other) const {
+    return near(other) ? other : other + (node_of(rank) - node_of(other)) * node_ranks;
+  }
+  EPF_DEVICE uint32_t stream(uint32_t other) const {
+    return near(other) ? rank : rail(node_of(other));
   }
 };
 
@@ -71,7 +114,9 @@ struct Patience {
   EPF_DEVICE bool pause(const ChannelBuffer& buffer, ChannelAwaited what, uint32_t rank) {
     if (begin == 0) begin = platform::clock_ns();
     if ((++looks & 63) == 0) {
-      if (platform::clock_ns() - begin > buffer.timeout_ns || buffer.aborts.set()) {
+      // Whoever is lost, its tokens may be waited for by way of others.
+      const bool lost = kChannelsProxied && buffer.agent != nullptr && buffer.agent->any_masked();
+      if (lost || platform::clock_ns() - begin > buffer.timeout_ns || buffer.aborts.set()) {
         fail(buffer, what, rank);
       }
       if (failed(buffer)) return false;
@@ -115,6 +160,21 @@ EPF_DEVICE inline bool await_rank(const ChannelBuffer& buffer, const uint64_t* w
     if (!patience.pause(buffer, ChannelAwaited::kRank, rank)) return false;
   }
 }
+
+// As await_said(), of a signal word.
+EPF_DEVICE inline bool await_signal(const ChannelBuffer& buffer, const uint64_t* word,
+                                    uint64_t least, ChannelAwaited what, uint32_t rank) {
+  Patience patience;
+  while (platform::load_acquire(word) < least) {
+    if (!patience.pause(buffer, what, rank)) return false;
+  }
+  return true;
+}
+
+// Tokens, rows or slots from `first` to before `end`.
+struct Range {
+  uint32_t first, end;
+};
 
 EPF_DEVICE inline uint32_t warp() { return platform::thread() / platform::kWarpSize; }
 EPF_DEVICE inline uint32_t warps() { return platform::threads() / platform::kWarpSize; }
@@ -164,62 +224,5 @@ EPF_DEVICE inline void copy_row(const unsigned char* from, unsigned char* const*
 }
 
 }  // namespace detail
-
-// How a call begins. Without `rank_tokens` the ranks only meet: each is done with the call before.
-struct MeetCall {
-  const int32_t* rank_tokens;    // [world]: that this rank sends
-  const int32_t* expert_tokens;  // [experts]
-  int32_t* firsts;               // [world + 1]: the first row of each source, then all
-  uint64_t* told;                // [2 + local experts]: 0, rows, rows of each expert; of the host
-                                 // or of this GPU
-  uint32_t experts, alignment;   // counts of experts are rounded up to multiples
-};
-
-// By one block, before the call's other kernel on the same stream. When it has ended, all windows
-// are free and, with counts, it is known what will come.
-EPF_DEVICE inline void meet(const ChannelBuffer& buffer, const MeetCall& call) {
-  EPF_SHARED uint32_t tokens[kChannelRanks + 1];
-  const ChannelWindow at{};
-  const uint32_t world = buffer.shape.world;
-  const uint32_t local = call.experts / world;
-  const uint32_t me = platform::thread();
-  const uint64_t number = platform::load_device(&buffer.state->calls);
-  if (call.rank_tokens != nullptr) {
-    for (uint32_t e = me; e < call.experts; e += platform::threads()) {
-      const uint64_t place = uint64_t{buffer.rank} * kChannelExperts + e % local;
-      buffer.at<uint32_t>(e / local, at.counts)[place] =
-          static_cast<uint32_t>(call.expert_tokens[e]);
-    }
-  }
-  platform::block_barrier();
-  if (me < world && !detail::failed(buffer)) {
-    const uint32_t sends = call.rank_tokens != nullptr ? call.rank_tokens[me] : 0;
-    platform::store_release(buffer.at<uint64_t>(me, at.ready) + buffer.rank,
-                            detail::say(number, sends));
-    uint32_t count = 0;
-    detail::await_rank(buffer, buffer.at<uint64_t>(buffer.rank, at.ready) + me, number, me, count);
-    tokens[me] = count;
-  }
-  platform::block_barrier();
-  if (me == 0) platform::store_device(&buffer.state->calls, number + 1);
-  if (call.rank_tokens == nullptr || detail::failed(buffer)) return;
-  const auto* counts = buffer.at<uint32_t>(buffer.rank, at.counts);
-  for (uint32_t e = me; e < local && call.told != nullptr; e += platform::threads()) {
-    uint32_t rows = 0;
-    for (uint32_t from = 0; from < world; ++from) rows += counts[from * kChannelExperts + e];
-    call.told[2 + e] = (rows + call.alignment - 1) / call.alignment * call.alignment;
-  }
-  platform::block_barrier();
-  if (me != 0) return;
-  uint32_t rows = 0;
-  for (uint32_t from = 0; from < world; ++from) {
-    call.firsts[from] = static_cast<int32_t>(rows);
-    rows += tokens[from];
-  }
-  call.firsts[world] = static_cast<int32_t>(rows);
-  if (call.told == nullptr) return;
-  call.told[1] = rows;
-  platform::store_release(call.told, 1);  // the host looks for it
-}
 
 }  // namespace epfabric

@@ -1,4 +1,4 @@
-// High-throughput combine within a node: the rows that a dispatch brought go back the way they
+// High-throughput combine: the rows that a dispatch brought go back the way they
 // came, and their rank sums them; its own it reads where they are. For kernels, as
 // channel_dispatch.cuh.
 #pragma once
@@ -14,6 +14,7 @@ struct ChannelCombine {
   const int32_t* firsts;           // of the dispatch
   const int32_t* channel_firsts;   // of the dispatch
   const int32_t* positions;        // of the dispatch
+  const int32_t* source_tokens;    // of the dispatch
   const unsigned char* biases[2];  // [count, row_bytes] bfloat16, or nothing
   unsigned char* combined;         // [count, row_bytes] bfloat16
   float* combined_weights;         // [count, topk]
@@ -26,6 +27,7 @@ struct ReturnBatch {
   uint32_t rows[kChannelRanks];  // the first row of the channel, by the rank that it goes to
   uint32_t totals[kChannelRanks];
   uint32_t sent[kChannelRanks];
+  uint32_t ends[kChannelRanks];        // of what is sent, with that
   uint32_t starts[kChannelRanks + 1];  // of what is sent now, counted over all ranks
   uint32_t failed;
 };
@@ -36,11 +38,11 @@ EPF_DEVICE inline void choose(const ChannelBuffer& buffer, uint64_t number, uint
   const uint32_t to = platform::thread();
   const uint32_t world = buffer.shape.world;
   if (to < world) {
-    uint32_t freed = 0;
-    const uint64_t* head = buffer.word(buffer.rank, ChannelWindow{}.heads, channel, to);
-    if (!said(head, number, freed)) freed = 0;
-    const uint32_t left = out.totals[to] - out.sent[to];
-    const uint32_t room = freed + buffer.shape.slots - out.sent[to];
+    const uint32_t sent = out.sent[to] = out.ends[to];
+    const uint32_t left = out.totals[to] - sent;
+    const uint32_t freed =
+        left != 0 ? slots_said(buffer, ChannelSaid::kFreed, number, channel, to) : 0;
+    const uint32_t room = freed + buffer.shape.slots - sent;
     out.starts[to + 1] = left < room ? left : room;
   }
   platform::block_barrier();
@@ -48,7 +50,9 @@ EPF_DEVICE inline void choose(const ChannelBuffer& buffer, uint64_t number, uint
     out.starts[0] = 0;
     for (uint32_t i = 0; i < world; ++i) {
       const uint32_t room = kChannelBatch - out.starts[i];
-      out.starts[i + 1] = out.starts[i] + (out.starts[i + 1] < room ? out.starts[i + 1] : room);
+      const uint32_t now = out.starts[i + 1] < room ? out.starts[i + 1] : room;
+      out.starts[i + 1] = out.starts[i] + now;
+      out.ends[i] = out.sent[i] + now;
     }
   }
   platform::block_barrier();
@@ -66,11 +70,14 @@ EPF_DEVICE inline void send_row(const ChannelBuffer& buffer, const ChannelCombin
   const uint64_t row = uint64_t{out.rows[to]} + position;
   const bool weighted = call.weights != nullptr && me < shape.topk;
   const float weight = weighted ? call.weights[row * shape.topk + me] : 0.0f;
-  unsigned char* slot = buffer.slot(to, channel, buffer.rank, position);
+  unsigned char* slot = slot_to(buffer, channel, to, position);
   unsigned char* const target = slot + shape.row_offset();
   copy_row(call.rows + row * shape.row_bytes, &target, 1, shape.row_bytes / 16, share);
-  if (weighted && share.part == 0)
-    reinterpret_cast<float*>(slot + shape.weights_offset())[me] = weight;
+  if (share.part != 0) return;
+  if (me == 0 && !buffer.near(to)) {  // several ranks' rows of a token become one: forward_rows()
+    reinterpret_cast<ChannelHeader*>(slot)->token = static_cast<uint32_t>(call.source_tokens[row]);
+  }
+  if (weighted) reinterpret_cast<float*>(slot + shape.weights_offset())[me] = weight;
 }
 
 EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const ChannelCombine& call,
@@ -84,7 +91,8 @@ EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const Channel
     const int32_t end = channel + 1 < channels ? mine[1] : call.firsts[me + 1];
     out.rows[me] = static_cast<uint32_t>(mine[0]);
     out.totals[me] = me != buffer.rank ? static_cast<uint32_t>(end - mine[0]) : 0;
-    out.sent[me] = 0;
+    out.ends[me] = 0;
+    if (!buffer.near(me)) tell_tokens(buffer, number, channel, me, 0, out.totals[me]);
   }
   if (me == 0) out.failed = 0;
   platform::block_barrier();
@@ -106,10 +114,8 @@ EPF_DEVICE inline void return_channel(const ChannelBuffer& buffer, const Channel
     patience = {};
     share_rows(n, [&](const Share& share) { send_row(buffer, call, channel, out, share); });
     platform::block_barrier();
-    if (me < world && out.starts[me + 1] != out.starts[me]) {
-      out.sent[me] += out.starts[me + 1] - out.starts[me];
-      platform::store_release(buffer.word(me, ChannelWindow{}.tails, channel, buffer.rank),
-                              say(number, out.sent[me]));
+    if (me < world && out.ends[me] != out.sent[me]) {
+      tell_slots(buffer, ChannelSaid::kWritten, number, channel, me, out.ends[me]);
     }
     left -= n;
     platform::block_barrier();
@@ -120,7 +126,8 @@ struct SumBatch {
   int32_t places[kChannelBatch][kChannelRanks];  // of the channel; -1: nothing comes from there
   // Of the token that a warp has in hand: biases, then rows.
   const unsigned char* rows[kChannelWarps][kChannelRanks + 2];
-  uint32_t ends[kChannelRanks];  // by rank: rows of it that are needed
+  uint32_t starts[kChannelRanks];  // by rank: rows of it that were needed before this batch
+  uint32_t ends[kChannelRanks];    // and with it
   uint32_t failed;
 };
 
@@ -129,16 +136,18 @@ EPF_DEVICE inline void await_rows(const ChannelBuffer& buffer, uint64_t number, 
                                   uint32_t tokens, SumBatch& in) {
   const uint32_t from = platform::thread();
   if (from >= buffer.shape.world || from == buffer.rank) return;
-  uint32_t end = in.ends[from];
+  const bool far = buffer.far(from);
+  uint32_t end = in.starts[from] = in.ends[from];
   for (uint32_t i = 0; i < tokens; ++i) {
     if (in.places[i][from] >= 0) end = static_cast<uint32_t>(in.places[i][from]) + 1;
   }
   if (end == in.ends[from]) return;
   in.ends[from] = end;
-  const uint64_t* tail = buffer.word(buffer.rank, ChannelWindow{}.tails, channel, from);
   Patience patience;
-  for (uint32_t written = 0;;) {
-    if (said(tail, number, written) && written >= end) return;
+  for (;;) {
+    const uint32_t written = far ? slots_signalled(buffer, ChannelSaid::kWritten, channel, from)
+                                 : slots_said(buffer, ChannelSaid::kWritten, number, channel, from);
+    if (written >= end) return;
     if (!patience.pause(buffer, ChannelAwaited::kRows, from)) break;
   }
   in.failed = 1;
@@ -189,7 +198,8 @@ EPF_DEVICE inline Summed find_rows(const ChannelBuffer& buffer, const ChannelCom
     const uint64_t comes = platform::ballot(place >= 0);
     if (place >= 0) {
       rows[end + platform::count_bits(comes & ((uint64_t{1} << me) - 1))] =
-          buffer.slot(buffer.rank, channel, from, static_cast<uint32_t>(place)) +
+          (buffer.far(from) ? slot_in(buffer, channel, from, static_cast<uint32_t>(place))
+                            : slot_from(buffer, channel, from, static_cast<uint32_t>(place))) +
           shape.row_offset();
     }
     end += platform::count_bits(comes);
@@ -285,11 +295,10 @@ EPF_DEVICE inline void sum_token(const ChannelBuffer& buffer, const ChannelCombi
 }
 
 EPF_DEVICE inline void sum_channel(const ChannelBuffer& buffer, const ChannelCombine& call,
-                                   uint64_t number, uint32_t channel) {
-  EPF_SHARED SumBatch in;
+                                   uint64_t number, uint32_t channel, SumBatch& in) {
   const uint32_t me = platform::thread();
   const uint32_t world = buffer.shape.world;
-  if (me < world) in.ends[me] = 0;
+  if (me < world) in.starts[me] = in.ends[me] = 0;
   if (me == 0) in.failed = 0;
   const Range range = channel_range(call.count, buffer.shape.channels, channel);
   const uint32_t step = kChannelBatch < buffer.shape.slots ? kChannelBatch : buffer.shape.slots;
@@ -302,24 +311,15 @@ EPF_DEVICE inline void sum_channel(const ChannelBuffer& buffer, const ChannelCom
       sum_token(buffer, call, channel, batch.first, share, in);
     });
     platform::block_barrier();
-    if (me < world && me != buffer.rank) {
-      platform::store_release(buffer.word(me, ChannelWindow{}.heads, channel, buffer.rank),
-                              say(number, in.ends[me]));
+    if (me < world && me != buffer.rank && buffer.near(me) && in.ends[me] != in.starts[me]) {
+      tell_slots(buffer, ChannelSaid::kFreed, number, channel, me, in.ends[me]);
     }
+    for_far(buffer, [&](uint32_t from) {
+      signal_slots(buffer, ChannelSaid::kFreed, channel, from, {in.starts[from], in.ends[from]});
+    });
   }
+  count_slots(buffer, ChannelSaid::kWritten, channel, [&](uint32_t from) { return in.ends[from]; });
 }
 
 }  // namespace detail
-
-EPF_DEVICE inline void channel_combine(const ChannelBuffer& buffer, const ChannelCombine& call) {
-  if (detail::failed(buffer)) return;
-  const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
-  const uint32_t channel = platform::block() / 2;
-  if (platform::block() % 2 == 0) {
-    detail::return_channel(buffer, call, number, channel);
-  } else {
-    detail::sum_channel(buffer, call, number, channel);
-  }
-}
-
 }  // namespace epfabric

@@ -1,10 +1,11 @@
-// High-throughput dispatch within a node: each token once to every rank that it goes to, through a
-// ring for each channel and pair of ranks, in order; what stays on its rank takes no ring. For
-// kernels, after meet(); by a grid that is resident as a whole, two blocks a channel: an even one
-// sends, an odd one receives.
+// High-throughput dispatch: each token once to every rank of the node that it goes to, through a
+// ring for each channel and pair of ranks, in order; what stays on its rank takes no ring. To
+// another node it goes once, to the rank with the sender's place there, which forwards it to the
+// ranks of its node (channel_forward.cuh). For kernels, after meet(); by a grid that is resident as
+// a whole.
 #pragma once
 
-#include "channel_buffer.cuh"
+#include "channel_meet.cuh"
 
 namespace epfabric {
 
@@ -29,15 +30,7 @@ struct ChannelDispatch {
 
 namespace detail {
 
-struct ChannelHeader {
-  uint32_t token, reserved[3];
-};
-
 // The tokens of a channel.
-struct Range {
-  uint32_t first, end;
-};
-
 EPF_DEVICE inline Range channel_range(uint32_t count, uint32_t channels, uint32_t channel) {
   const uint32_t each = (count + channels - 1) / channels;
   const uint32_t first = each * channel < count ? each * channel : count;
@@ -53,11 +46,9 @@ struct ChannelBatch {
   uint32_t failed;
 };
 
-// By one thread a destination: counts the batch's tokens that go there; waits for room.
-EPF_DEVICE inline void count_batch(const ChannelBuffer& buffer, uint64_t number, uint32_t channel,
-                                   uint32_t tokens, ChannelBatch& out) {
-  const uint32_t to = platform::thread();
-  if (to >= buffer.shape.world) return;
+// By one thread: where those of a batch's tokens lie that go to a destination, by its number in the
+// batch.
+EPF_DEVICE inline Range count_batch(uint32_t tokens, uint32_t to, ChannelBatch& out) {
   uint32_t position = out.starts[to] = out.ends[to];
   for (uint32_t i = 0; i < tokens; ++i) {
     if (out.places[i][to] != 0) {
@@ -67,16 +58,30 @@ EPF_DEVICE inline void count_batch(const ChannelBuffer& buffer, uint64_t number,
     }
   }
   out.ends[to] = position;
-  if (to == buffer.rank) return;  // no ring
-  if (position == out.starts[to] || position <= buffer.shape.slots) return;
-  const uint64_t* head = buffer.word(buffer.rank, ChannelWindow{}.heads, channel, to);
+  return {out.starts[to], position};
+}
+
+// By one thread: waits until there is room for slots; freed() says how many are free again.
+template <typename Freed>
+EPF_DEVICE void await_room(const ChannelBuffer& buffer, const Range& slots, uint32_t to,
+                           ChannelBatch& out, Freed freed) {
+  if (slots.end == slots.first || slots.end <= buffer.shape.slots) return;
   Patience patience;
-  for (uint32_t freed = 0;;) {
-    if (!said(head, number, freed)) freed = 0;
-    if (position - freed <= buffer.shape.slots) return;
+  for (;;) {
+    if (slots.end - freed() <= buffer.shape.slots) return;
     if (!patience.pause(buffer, ChannelAwaited::kSlots, to)) break;
   }
   out.failed = 1;
+}
+
+// Whether a token goes to a rank of this node, or to a far one and so to some of its node.
+EPF_DEVICE inline bool goes(const ChannelBuffer& buffer, const uint8_t* in_rank, uint32_t to) {
+  if (buffer.near(to)) return in_rank[to] != 0;
+  if (!buffer.far(to)) return false;
+  const uint32_t first = buffer.node_of(to) * buffer.node_ranks;
+  bool any = false;
+  for (uint32_t i = 0; i < buffer.node_ranks; ++i) any = any || in_rank[first + i] != 0;
+  return any;
 }
 
 // By a block: where the batch's tokens go.
@@ -86,21 +91,24 @@ EPF_DEVICE inline void place_batch(const ChannelBuffer& buffer, const ChannelDis
   const uint32_t world = buffer.shape.world;
   const uint32_t tokens = batch.end - batch.first;
   for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
-    out.places[unit / world][unit % world] = call.in_rank[uint64_t{batch.first} * world + unit];
+    const uint8_t* in_rank = call.in_rank + (uint64_t{batch.first} + unit / world) * world;
+    out.places[unit / world][unit % world] = goes(buffer, in_rank, unit % world) ? 1 : 0;
   }
   platform::block_barrier();
-  count_batch(buffer, number, channel, tokens, out);
+  if (const uint32_t to = platform::thread(); to < world) {
+    const Range slots = count_batch(tokens, to, out);
+    if (to != buffer.rank) {  // which has no ring
+      await_room(buffer, slots, to, out, [&] {
+        return buffer.far(to) ? slots_signalled(buffer, ChannelSaid::kFreed, channel, to)
+                              : slots_said(buffer, ChannelSaid::kFreed, number, channel, to);
+      });
+    }
+  }
   platform::block_barrier();
   for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
     call.positions[uint64_t{batch.first} * world + unit] = out.places[unit / world][unit % world];
   }
 }
-
-// What stands before a token's bytes: lane k has the k-th choice.
-struct ChannelChoice {
-  int64_t expert = -1;
-  float weight = 0;
-};
 
 // By a warp: what stands before the bytes of row `row` here.
 EPF_DEVICE inline void put_header(const ChannelShape& shape, const ChannelDispatch& call,
@@ -136,7 +144,9 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
       const bool kept = places[to] >= 0 && row < call.rows;
       if (kept) target = call.received + row * shape.row_bytes;
     } else if (places[to] >= 0) {
-      target = buffer.slot(to, channel, buffer.rank, static_cast<uint32_t>(places[to])) +
+      const auto place = static_cast<uint32_t>(places[to]);
+      target = (buffer.far(to) ? slot_out(buffer, channel, to, place)
+                               : slot_to(buffer, channel, to, place)) +
                shape.row_offset();
     }
     targets[to] = target;
@@ -153,8 +163,12 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
            share);
   for (uint32_t to = 0; to < shape.world; ++to) {
     if (share.part != 0 || targets[to] == nullptr) continue;
-    const int64_t expert = named - int64_t{to} * call.local_experts;
-    const bool there = named >= 0 && expert >= 0 && expert < call.local_experts;
+    // Of the rank's experts, or of those of its node.
+    const bool far = buffer.far(to);
+    const uint32_t first = far ? buffer.node_of(to) * buffer.node_ranks : to;
+    const uint32_t experts = call.local_experts * (far ? buffer.node_ranks : 1);
+    const int64_t expert = named - int64_t{first} * call.local_experts;
+    const bool there = named >= 0 && expert >= 0 && expert < experts;
     const ChannelChoice choice{there ? expert : -1, there ? weight : 0.0f};
     if (to == buffer.rank) {
       put_header(shape, call, own_first + static_cast<uint32_t>(places[to]),
@@ -162,30 +176,30 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
       continue;
     }
     unsigned char* slot = targets[to] - shape.row_offset();
-    if (me == 0) reinterpret_cast<ChannelHeader*>(slot)->token = static_cast<uint32_t>(token);
-    if (me < shape.topk) {
-      reinterpret_cast<int32_t*>(slot + sizeof(ChannelHeader))[me] =
-          static_cast<int32_t>(choice.expert);
-      reinterpret_cast<float*>(slot + shape.weights_offset())[me] = choice.weight;
-    }
-    for (uint32_t i = me; i < shape.scales; i += platform::kWarpSize) {
-      reinterpret_cast<float*>(slot + shape.scales_offset())[i] = scales[i];
+    put_slot(shape, slot, static_cast<uint32_t>(token), choice, scales);
+    if (far && me == 0) {
+      const uint8_t* in_rank = call.in_rank + token * shape.world + first;
+      uint64_t ranks = 0;
+      for (uint32_t i = 0; i < buffer.node_ranks; ++i) ranks |= uint64_t{in_rank[i] != 0} << i;
+      reinterpret_cast<ChannelHeader*>(slot)->ranks = ranks;
     }
   }
   platform::warp_barrier();  // before the next token's targets
 }
 
-// By a warp: how many of the tokens [begin, end) go to rank `to`.
-EPF_DEVICE inline uint32_t count_tokens(const ChannelDispatch& call, uint32_t world, uint32_t to,
-                                        uint32_t begin, uint32_t end) {
+// By a block: adds to `sum` how many of the tokens there are of which wanted(flags by rank) holds.
+template <typename Wanted>
+EPF_DEVICE void count_tokens(const ChannelDispatch& call, uint32_t world, const Range& tokens,
+                             uint32_t* sum, Wanted wanted) {
   uint32_t count = 0;
   const uint32_t step = warps() * platform::kWarpSize;
-  for (uint32_t first = begin + warp() * platform::kWarpSize; first < end; first += step) {
+  for (uint32_t first = tokens.first + warp() * platform::kWarpSize; first < tokens.end;
+       first += step) {
     const uint32_t token = first + platform::lane();
-    const bool goes = token < end && call.in_rank[uint64_t{token} * world + to] != 0;
-    count += platform::count_bits(platform::ballot(goes));
+    const bool is = token < tokens.end && wanted(call.in_rank + uint64_t{token} * world);
+    count += platform::count_bits(platform::ballot(is));
   }
-  return count;
+  if (platform::lane() == 0 && count != 0) platform::add_block(sum, count);
 }
 
 // By a block: tells each destination how many tokens come on this channel, and after how many.
@@ -193,35 +207,34 @@ EPF_DEVICE inline void announce(const ChannelBuffer& buffer, const ChannelDispat
                                 uint64_t number, uint32_t channel, Range range, ChannelBatch& out) {
   EPF_SHARED uint32_t before[kChannelRanks];
   EPF_SHARED uint32_t within[kChannelRanks];
+  EPF_SHARED uint32_t for_node[kChannelRanks];  // by far rank
   const uint32_t world = buffer.shape.world;
   const uint32_t me = platform::thread();
-  if (me < world) before[me] = within[me] = 0;
+  if (me < world) before[me] = within[me] = for_node[me] = 0;
   platform::block_barrier();
   for (uint32_t to = 0; to < world; ++to) {
-    const uint32_t earlier = count_tokens(call, world, to, 0, range.first);
-    const uint32_t here = count_tokens(call, world, to, range.first, range.end);
-    if (platform::lane() != 0) continue;
-    if (earlier != 0) platform::add_block(before + to, earlier);
-    if (here != 0) platform::add_block(within + to, here);
+    const auto in = [to](const uint8_t* in_rank) { return in_rank[to] != 0; };
+    count_tokens(call, world, {0, range.first}, before + to, in);
+    count_tokens(call, world, range, within + to, in);
+    if (!buffer.far(to)) continue;
+    count_tokens(call, world, range, for_node + to,
+                 [&](const uint8_t* in_rank) { return goes(buffer, in_rank, to); });
   }
   platform::block_barrier();
-  if (me >= world) return;
+  for_far(buffer,
+          [&](uint32_t to) { post_record(buffer, channel, to, for_node[to], before, within); });
+  if (me >= world || !buffer.near(me)) return;
   if (me == buffer.rank) {
     const uint32_t first = static_cast<uint32_t>(call.firsts[me]) + before[me];
     call.channel_firsts[me * buffer.shape.channels + channel] = static_cast<int32_t>(first);
     out.own_first = first;
     return;
   }
-  const ChannelWindow at{};
-  platform::store_release(buffer.word(me, at.firsts, channel, buffer.rank),
-                          say(number, before[me]));
-  platform::store_release(buffer.word(me, at.totals, channel, buffer.rank),
-                          say(number, within[me]));
+  tell_tokens(buffer, number, channel, me, before[me], within[me]);
 }
 
 EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                    uint64_t number, uint32_t channel) {
-  EPF_SHARED ChannelBatch out;
+                                    uint64_t number, uint32_t channel, ChannelBatch& out) {
   const uint32_t me = platform::thread();
   const uint32_t world = buffer.shape.world;
   const Range range = channel_range(call.count, buffer.shape.channels, channel);
@@ -238,17 +251,21 @@ EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDi
       send_token(buffer, call, channel, batch.first, share, out);
     });
     platform::block_barrier();
-    if (me < world && me != buffer.rank && out.ends[me] != out.starts[me]) {
-      platform::store_release(buffer.word(me, ChannelWindow{}.tails, channel, buffer.rank),
-                              say(number, out.ends[me]));
+    if (me < world && me != buffer.rank && buffer.near(me) && out.ends[me] != out.starts[me]) {
+      tell_slots(buffer, ChannelSaid::kWritten, number, channel, me, out.ends[me]);
     }
+    for_far(buffer, [&](uint32_t to) {
+      signal_slots(buffer, ChannelSaid::kWritten, channel, to, {out.starts[to], out.ends[to]});
+    });
   }
+  count_slots(buffer, ChannelSaid::kFreed, channel, [&](uint32_t to) { return out.ends[to]; });
 }
 
 struct ChannelSources {
   uint32_t rows[kChannelRanks];    // of the channel's first token
   uint32_t totals[kChannelRanks];  // tokens of the channel
   uint32_t taken[kChannelRanks];
+  uint32_t ends[kChannelRanks];        // of what is taken, with that
   uint32_t starts[kChannelRanks + 1];  // of what is taken now, counted over all sources
   uint32_t failed;
 };
@@ -258,7 +275,7 @@ EPF_DEVICE inline void learn(const ChannelBuffer& buffer, const ChannelDispatch&
                              uint64_t number, uint32_t channel, ChannelSources& in) {
   const uint32_t from = platform::thread();
   if (from >= buffer.shape.world) return;
-  in.totals[from] = in.taken[from] = 0;
+  in.totals[from] = in.ends[from] = 0;
   if (from == buffer.rank) return;  // its sending block lays these out
   const ChannelWindow at{};
   uint32_t first = 0;
@@ -280,17 +297,20 @@ EPF_DEVICE inline void take(const ChannelBuffer& buffer, uint64_t number, uint32
   const uint32_t from = platform::thread();
   const uint32_t world = buffer.shape.world;
   if (from < world) {
-    uint32_t written = 0;
-    const uint64_t* tail = buffer.word(buffer.rank, ChannelWindow{}.tails, channel, from);
-    if (in.taken[from] == in.totals[from] || !said(tail, number, written)) written = in.taken[from];
-    in.starts[from + 1] = written - in.taken[from];
+    const uint32_t taken = in.taken[from] = in.ends[from];
+    const uint32_t written = taken == in.totals[from]
+                                 ? taken
+                                 : slots_said(buffer, ChannelSaid::kWritten, number, channel, from);
+    in.starts[from + 1] = written - taken;
   }
   platform::block_barrier();
   if (from == 0) {
     in.starts[0] = 0;
     for (uint32_t i = 0; i < world; ++i) {
       const uint32_t room = kChannelBatch - in.starts[i];
-      in.starts[i + 1] = in.starts[i] + (in.starts[i + 1] < room ? in.starts[i + 1] : room);
+      const uint32_t now = in.starts[i + 1] < room ? in.starts[i + 1] : room;
+      in.starts[i + 1] = in.starts[i] + now;
+      in.ends[i] = in.taken[i] + now;
     }
   }
   platform::block_barrier();
@@ -313,7 +333,7 @@ EPF_DEVICE inline void lay_out(const ChannelBuffer& buffer, const ChannelDispatc
   const uint32_t position = in.taken[from] + i - in.starts[from];
   const uint64_t row = uint64_t{in.rows[from]} + position;
   if (row >= call.rows) return;
-  const unsigned char* slot = buffer.slot(buffer.rank, channel, from, position);
+  const unsigned char* slot = slot_from(buffer, channel, from, position);
   const uint32_t token = reinterpret_cast<const ChannelHeader*>(slot)->token;
   ChannelChoice choice;
   if (me < shape.topk) {
@@ -354,11 +374,8 @@ EPF_DEVICE inline void receive_channel(const ChannelBuffer& buffer, const Channe
     patience = {};
     share_rows(n, [&](const Share& share) { lay_out(buffer, call, channel, in, share); });
     platform::block_barrier();
-    if (me < world && in.starts[me + 1] != in.starts[me]) {
-      in.taken[me] += in.starts[me + 1] - in.starts[me];
-      // Partner: place_batch() of the source, which writes there again.
-      platform::store_release(buffer.word(me, ChannelWindow{}.heads, channel, buffer.rank),
-                              say(number, in.taken[me]));
+    if (me < world && in.ends[me] != in.taken[me]) {
+      tell_slots(buffer, ChannelSaid::kFreed, number, channel, me, in.ends[me]);
     }
     left -= n;
     platform::block_barrier();
@@ -366,16 +383,4 @@ EPF_DEVICE inline void receive_channel(const ChannelBuffer& buffer, const Channe
 }
 
 }  // namespace detail
-
-EPF_DEVICE inline void channel_dispatch(const ChannelBuffer& buffer, const ChannelDispatch& call) {
-  if (detail::failed(buffer)) return;
-  const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
-  const uint32_t channel = platform::block() / 2;
-  if (platform::block() % 2 == 0) {
-    detail::send_channel(buffer, call, number, channel);
-  } else {
-    detail::receive_channel(buffer, call, number, channel);
-  }
-}
-
 }  // namespace epfabric

@@ -86,6 +86,13 @@ struct DeviceRank {
     return (platform::load_acquire(words + other / 64) >> other % 64 & 1) != 0;
   }
 
+  EPF_DEVICE bool any_masked() const {
+    const auto* words = reinterpret_cast<const uint64_t*>(agent + layout().mask);
+    uint64_t lost = 0;
+    for (uint32_t i = 0; i < (world + 63) / 64; ++i) lost |= platform::load_acquire(words + i);
+    return lost != 0;
+  }
+
   // By one thread: waits until everything pushed to the ring so far is readable at its targets.
   EPF_DEVICE Waited drain(uint32_t index) const {
     const DeviceRing to = ring(index);
