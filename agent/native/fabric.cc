@@ -104,7 +104,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address, bool gat
   // RMA writes. It takes this from the environment alone; what the administrator has set stands.
   ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
   int error = find(provider, address, device, true);
-  if (error == -FI_ENODATA) {
+  if (error == -FI_ENODATA || error == -FI_ENODEV) {
     ordered_ = false;
     error = find(provider, address, device, false);
   }
@@ -118,7 +118,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address, bool gat
     throw NativeError("libfabric's provider '" + provider + "' is unfit on " + place_ + ": " +
                       fault);
   ordered_ = ordered_ && !gated;
-  fabric_ = open<fid_fabric>("opening the fabric failed", [&](fid_fabric** out) {
+  fabric_ = open<fid_fabric>("opening the fabric on " + place_ + " failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
   });
 }
@@ -154,12 +154,13 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
   const bool by_ip = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
                      info->addr_format == FI_SOCKADDR_IN6;
   family_bytes_ = by_ip ? sizeof(sa_family_t) : 0;
-  domain_ = open<fid_domain>("opening the domain failed", [&](fid_domain** out) {
+  const std::string where = " on " + fabric.place() + " failed";
+  domain_ = open<fid_domain>("opening the domain" + where, [&](fid_domain** out) {
     return ::fi_domain(fabric.get(), info, out, nullptr);
   });
   fi_av_attr av{};
   av.type = FI_AV_TABLE;
-  addresses_ = open<fid_av>("opening the address table failed", [&](fid_av** out) {
+  addresses_ = open<fid_av>("opening the address table" + where, [&](fid_av** out) {
     return ::fi_av_open(domain_.get(), &av, out, nullptr);
   });
   fi_cq_attr cq{};
@@ -171,16 +172,16 @@ FabricEndpoint::FabricEndpoint(const Fabric& fabric)
     if (::fi_control(&queue->fid, FI_GETWAIT, &wait_fd_) != 0) wait_fd_ = -1;
   } else {
     cq.wait_obj = FI_WAIT_NONE;
-    check(::fi_cq_open(domain_.get(), &cq, &queue, nullptr), "opening the completion queue failed");
+    check(::fi_cq_open(domain_.get(), &cq, &queue, nullptr),
+          "opening the completion queue" + where);
   }
   completions_.reset(queue);
-  const std::string where = " on " + fabric.place() + " failed";
   endpoint_ = open<fid_ep>("opening an endpoint" + where, [&](fid_ep** out) {
     return ::fi_endpoint(domain_.get(), info, out, nullptr);
   });
-  check(::fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table failed");
+  check(::fi_ep_bind(endpoint_.get(), &addresses_->fid, 0), "binding the address table" + where);
   check(::fi_ep_bind(endpoint_.get(), &completions_->fid, FI_TRANSMIT | FI_RECV),
-        "binding the queue failed");
+        "binding the queue" + where);
   check(::fi_enable(endpoint_.get()), "enabling an endpoint" + where);
   if (std::string(info->fabric_attr->prov_name) == kEfa) require_device_writes(fabric.place());
 }

@@ -1,5 +1,6 @@
-// What libfabric says of EFA devices, as far as fabric.cc asks: rdmap0, rdmap1, and rdmap2 that has
-// no RDMA write, each also over EFA's other fabric. For twin_provider.cc.
+// What libfabric says of EFA devices, as far as fabric.cc asks: rdmap0, rdmap1, rdmap2 that has no
+// RDMA write, and rdmap3 that cannot be opened, each also over EFA's other fabric. For
+// twin_provider.cc.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -16,6 +17,8 @@ namespace efa {
 constexpr size_t kNameBytes = 32;  // of an address
 constexpr size_t kMaxMessage = 4096;
 constexpr int kEmulatedWrite = -(0xefa << 16) + 2;  // FI_OPT_EFA_EMULATED_WRITE
+
+inline constexpr const char* kBroken = "rdmap3";
 
 inline bool is_named(const char* provider) {
   return provider != nullptr && std::strcmp(provider, "efa") == 0;
@@ -50,7 +53,7 @@ inline fi_info* info(const fi_info* hints, const char* device, const char* fabri
 
 inline int infos(const fi_info* hints, fi_info** out) {
   if ((hints->tx_attr->msg_order & FI_ORDER_WAW) != 0) return -FI_ENODATA;
-  for (const char* device : {"rdmap0", "rdmap1", "rdmap2"}) {
+  for (const char* device : {"rdmap0", "rdmap1", "rdmap2", kBroken}) {
     for (const char* fabric : {"efa-direct", "efa"}) {
       *out = info(hints, device, fabric);
       out = &(*out)->next;

@@ -46,9 +46,10 @@ TEST_CASE("two EFA endpoints know each other's addresses, and a cut one is refus
   CHECK_THROWS_AS(endpoint.insert({address, 0, 0}), NativeError);
 }
 
-TEST_CASE("a core names the EFA device that is unfit, or is not there") {
+TEST_CASE("a core names the EFA device that is unfit, cannot be opened, or is not there") {
   CHECK(refusal("rdmap1") == "");
   CHECK(refusal("rdmap2").find("rdmap2 is unfit: it has no RDMA write") == 0);
+  CHECK(refusal("rdmap3").find(" on rdmap3 failed: ") != std::string::npos);
   const std::string absent = refusal("rdmap7");
   CHECK(absent.find("'efa' cannot be used on rdmap7: ") != std::string::npos);
 }

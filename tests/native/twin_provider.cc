@@ -345,6 +345,8 @@ int open_port(fid_fabric*, fi_info* info, fid_domain** out, void*) {
                              nullptr,       nullptr,    nullptr,    nullptr};
   static auto memory = calls_with(&fi_ops_mr::reg, register_memory);
   static uint64_t names = 0;
+  if (info->nic != nullptr && std::strcmp(info->nic->device_attr->name, efa::kBroken) == 0)
+    return -FI_ENOMEM;
   const std::lock_guard lock(registry_mutex);
   const auto port = std::make_shared<Port>();
   port->name = ++names;
