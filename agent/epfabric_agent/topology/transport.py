@@ -63,7 +63,7 @@ def choose(
     meant: Collection[str],
     refused: Mapping[Port, str] = MappingProxyType({}),
 ) -> Choice:
-    """`ports`: those of devices that verbs can open; `meant`: the fabric's devices.
+    """`ports`: those of devices that verbs or EFA's provider can open; `meant`: the fabric's devices.
 
     `refused`: why no core could be made with a port.
     """
@@ -94,7 +94,7 @@ def choose(
     if usable and wanted.type != "libfabric":
         named = ", ".join(f"{device} ({gid})" for device, _, gid in usable[:8])
         return Choice("verbs", "", f"{by}; over {named}{without}", tuple(usable))
-    if efa:
+    if efa and not (wanted.type == "libfabric" and wanted.allow_tcp):  # such agents have no device
         named = ", ".join(device for device, _, _ in efa[:8])
         return Choice("libfabric", EFA, f"{by}; over EFA: {named}{without}", tuple(efa))
     found = _found(usable, unfit + others)

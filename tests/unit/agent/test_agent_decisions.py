@@ -173,6 +173,8 @@ def test_efa_is_used_by_its_provider_and_before_tcp() -> None:
         chosen = choose(wanted, Nics(), EFAS, meant)
         assert (chosen.type, chosen.provider, chosen.ports) == ("libfabric", EFA, EFA_KEYS)
         assert "over EFA: rdmap0, rdmap1" in chosen.reason
+    tcp_alone = Transport(type="libfabric", allow_tcp=True)
+    assert choose(tcp_alone, Nics(), EFAS, meant).provider == TCP
     named = choose(Transport(), Nics(), EFAS, ("rdmap1",))
     assert named.ports == EFA_KEYS[1:]
     assert not choose(Transport(), Nics(), EFAS, ()).usable
