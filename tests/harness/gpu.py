@@ -45,7 +45,7 @@ def main() -> int:
             build(source, home)
     code = run("pytest", *TESTS)
     if code == 0 and shutil.which("compute-sanitizer") is not None:
-        say("the same under compute-sanitizer, on one node")
+        say("the same under compute-sanitizer, but for the slow ones")
         quick = " and ".join(f"not {name}" for name in SLOW)
         code = run("pytest", *TESTS, "-k", quick, under=SANITIZER)
     if code == 0 and not options.no_bench:
