@@ -63,7 +63,7 @@ def choose(
     meant: Collection[str],
     refused: Mapping[Port, str] = MappingProxyType({}),
 ) -> Choice:
-    """`ports`: those of devices that verbs or EFA's provider can open; `meant`: the fabric's devices.
+    """`ports`: of devices that verbs or EFA's provider can open; `meant`: the fabric's devices.
 
     `refused`: why no core could be made with a port.
     """

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from epfabric.buffer.attached import MEET_S
 from epfabric.buffer.low_latency import LowLatencyCalls
 from epfabric.buffer.members import Members, Window, members_of
 from epfabric.buffer.order import Order
@@ -109,12 +110,13 @@ class Parts:
         self, size_bytes: int, timeout_s: float, agent: AgentEnd | None
     ) -> ThroughputCalls:
         through = agent.throughput if agent is not None else None
+        kernels = Kernels(channels.SOURCE, () if through is not None else channels.WITHIN_NODE)
         with ExitStack() as undo:
             window = self._window(size_bytes, undo)
             end = channels.Channels(
                 self.members.size,
                 self.members.rank,
-                Kernels(channels.SOURCE, () if through is not None else channels.WITHIN_NODE),
+                kernels,
                 window_bytes=size_bytes,
                 timeout_s=timeout_s,
                 memory=window.own,
@@ -126,7 +128,7 @@ class Parts:
             self.stack.callback(lambda: agent.note(lost=end.lost_ring()))
             if through is not None:
                 near = alike_nodes(end.world, end.rank, end.proxied)
-                end.spread(near if agent.alike(near) else 1)
+                end.spread(near if agent.alike(near, MEET_S) else 1)
         return ThroughputCalls(end, self.order)
 
     def _window(self, size_bytes: int, undo: ExitStack) -> Window:

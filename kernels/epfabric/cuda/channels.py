@@ -24,6 +24,7 @@ SOURCE = "channels.cu"
 WITHIN_NODE = ("EPF_CHANNELS_PROXIED=0",)  # of kernels for ranks that reach each other's memory
 MAX_CHANNELS = MAX_RANKS = 64
 MAX_LOCAL_EXPERTS = 1024
+BLOCKS = 96  # of a call between nodes: the same on all GPUs, so that all have as many channels
 _WORDS = MAX_CHANNELS * MAX_RANKS * 8
 _RINGS = MAX_RANKS * 8 + MAX_RANKS * MAX_LOCAL_EXPERTS * 4 + 4 * _WORDS
 _NOTE = 16 + MAX_LOCAL_EXPERTS * 4
@@ -247,7 +248,7 @@ class Channels:
         through = self._through
         if through is None:
             return fitting(self.window_bytes, self.world, channels, slots, topk, scales, row_bytes)
-        most = min(through.rings - through.first_ring, self._kernels.processors // self.parts)
+        most = min(through.rings - through.first_ring, BLOCKS // self.parts)
         return fitting(
             self.window_bytes, self.world, min(channels, most), slots, topk, scales, row_bytes,
             through.size_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from epfabric.cuda import channels, low_latency
@@ -57,10 +58,10 @@ class AgentEnd:
             )
             self._stack = undo.pop_all()
 
-    def alike(self, value: int) -> bool:
-        """Whether every rank says the same number, from 1; once, by all of them."""
+    def alike(self, value: int, limit_s: float) -> bool:
+        """As alike() below; once, by all ranks."""
         assert self.throughput is not None
-        return alike(self._session, self.throughput.first_signal, value)
+        return alike(self._session, self.throughput.first_signal, value, limit_s)
 
     def note(self, *, lost: bool) -> None:
         """lost: its kernels gave a ring up; the session lends none again."""
@@ -91,14 +92,15 @@ class AgentEnd:
         self._session.lending.back(self._heads, lost=self._lost)
 
 
-def alike(session: Session, word: int, value: int) -> bool:
-    """Whether every rank says the same number, from 1. By all ranks, by a word of their first ring
-    that nothing else uses or has used; kernels have their words of other rings."""
+def alike(session: Session, word: int, value: int, limit_s: float) -> bool:
+    """Whether every rank says the same number, from 1, within a time. By all ranks, by a word of
+    their first ring that nothing else uses or has used; kernels have their words of other rings."""
+    end = time.monotonic() + limit_s
     others = [rank for rank in range(session.world_size) if rank != session.rank]
     for rank in others:
         session.ring(0).signal(rank, word, value)
     session.ring(0).flush()
     for rank in others:
-        if not session.wait_signal(rank, 0, word, 1):
+        if not session.wait_signal(rank, 0, word, 1, max(end - time.monotonic(), 0.0)):
             raise SessionError(f"rank {rank} was lost before it had made its part of the buffer")
     return all(session.signal_value(rank, 0, word) == value for rank in others)
