@@ -31,9 +31,8 @@ from epfabric_agent.nic.selector import rdma_devices_of
 from epfabric_agent.peers.client import Agent, PeerClient
 from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
-from epfabric_agent.pods import Pod
 from epfabric_agent.sampling import Sampler, barrier_statistics
-from epfabric_agent.session.gpus import Gpus, Held, nobody
+from epfabric_agent.session.gpus import Ask, Gpus, nobody
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
@@ -88,7 +87,7 @@ class Runtime:
         machine: Machine,
         changed: Callable[[], None],
         look: Callable[[Machine], Inventory] = discover,
-        held: Callable[[Pod], Awaitable[Held | None]] = nobody,
+        held: Ask = nobody,
     ) -> None:
         self.identity = identity
         self.client = PeerClient(identity, credentials)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -18,8 +18,10 @@ CORDONED_S = 1.0
 # BlockingIOError: the agent has not accepted the connections that came before.
 _NOT_YET = (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError)
 _NO_GPU = ("gpu", "unsupported")  # not the pod's; an agent that takes none
+SHORT_S = 20.0  # of which an agent may use much to ask whose a GPU is
 _IO_TIMEOUT_S = 10.0  # packets are small and go one at a time: only a stopped agent takes long
 R = TypeVar("R", bound=messages.Reply)
+log = logging.getLogger(__name__)
 
 
 def open_socket(path: str, deadline: float) -> socket.socket:
@@ -89,16 +91,22 @@ def attach(
 ) -> tuple[socket.socket, messages.HelloReply, tuple[int, int]]:
     """Connects and says hello; while the node admits no new group, again, until the deadline.
 
-    A GPU that nobody asked for is left out where the agent does not take it.
+    A GPU that nobody asked for is left out where the agent does not take it, or in half of a short
+    time says nothing.
     """
     while True:
         sock = open_socket(path, deadline)
+        spare = hello.gpu is not None and not gpu_asked
+        left_s = deadline - time.monotonic()
+        until = deadline - left_s / 2 if spare and left_s < SHORT_S else deadline
         try:
-            return sock, *say_hello(sock, hello, deadline)
+            return sock, *say_hello(sock, hello, until)
         except SessionError as error:
             sock.close()
-            if error.code in _NO_GPU and hello.gpu is not None and not gpu_asked:
-                warnings.warn(f"connected without a GPU: {error}", stacklevel=3)
+            late = isinstance(error, Timeout) and until < deadline
+            if spare and (late or error.code in _NO_GPU):
+                # Not a warning of Python's, which may be set to raise: the session opens.
+                log.warning("connecting without a GPU: %s", error)
                 hello = replace(hello, gpu=None)
                 continue
             if error.code != "cordoned" or time.monotonic() + CORDONED_S > deadline:

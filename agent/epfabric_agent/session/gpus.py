@@ -32,7 +32,12 @@ class KubeletSilent(Exception):
     """The kubelet does not say what a pod has; the text says why."""
 
 
-async def nobody(_: Pod) -> Held | None:
+Ask = Callable[[Pod, Callable[[Held], bool]], Awaitable[Held | None]]
+"""What the kubelet gave a pod, None where there is no kubelet. Where what is known already is not
+enough, it is asked anew, once. Raises KubeletSilent."""
+
+
+async def nobody(_: Pod, __: Callable[[Held], bool]) -> Held | None:
     """Without Kubernetes there is no kubelet to ask."""
     return None
 
@@ -62,10 +67,8 @@ def refusal(uuid: str, pod: Pod, held: Held | None, here: Collection[str]) -> st
 
 
 class Gpus:
-    def __init__(
-        self, held: Callable[[Pod], Awaitable[Held | None]], found: Callable[[], tuple[Gpu, ...]]
-    ) -> None:
-        """`held`: what the kubelet gave a pod, None where there is none. `found`: the node's."""
+    def __init__(self, held: Ask, found: Callable[[], tuple[Gpu, ...]]) -> None:
+        """`found`: the node's."""
         self._held = held
         self._found = found
 
@@ -73,15 +76,15 @@ class Gpus:
         """The NUMA node of that GPU, None where it has none or no GPU is named. Raises Refusal."""
         if uuid is None:
             return None
+        here = {plain(gpu.uuid): gpu for gpu in self._found()}
         try:
-            held = await self._held(pod)
+            held = await self._held(pod, lambda held: not refusal(uuid, pod, held, here.keys()))
         except KubeletSilent as error:
             raise Refusal(
                 "gpu",
                 f"the kubelet does not say which GPUs {pod.label} has ({error}): connect again, or "
                 "without a GPU",
             ) from error
-        here = {plain(gpu.uuid): gpu for gpu in self._found()}
         if why := refusal(uuid, pod, held, here.keys()):
             raise Refusal("gpu", why)
         gpu = here.get(plain(uuid))

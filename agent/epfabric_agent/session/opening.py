@@ -49,17 +49,14 @@ async def open_session(
 ) -> Opened:
     """Raises Refusal; then nothing is left behind."""
     check(hello)
+    await admitted(current, pod)  # before the kubelet is asked: what is refused then comes again
     numa = await current.gpus.home(hello.gpu, pod)
     last_epoch = await current.hub.last_epoch(pod) if hello.rank == 0 else 0
     await current.hub.ended(pod, hello.rank)
     # A pod that gets CPUs of its own takes them from the others' just before it starts.
     await current.cpus.look()
-    try:
-        services = await current.services()
-    except Unserved as error:
-        raise Refusal("unsupported", str(error)) from error
+    services = await admitted(current, pod)
     # No pause from here on until the rank is taken: a core with ranks is not replaced.
-    check_cordon(services, pod)
     part = services.hub.part_for(pod, hello.rank, last_epoch)
     who = f"{pod.label} (process {connection.process})" if connection.process else pod.label
     try:
@@ -92,14 +89,19 @@ def check(hello: messages.Hello) -> None:
         )
 
 
-def check_cordon(services: Services, pod: Pod) -> None:
-    """A group that is here keeps the node anyway: its other ranks may still come."""
+async def admitted(current: Current, pod: Pod) -> Services:
+    """A group that is here keeps a cordoned node anyway: its other ranks may still come."""
+    try:
+        services = await current.services()
+    except Unserved as error:
+        raise Refusal("unsupported", str(error)) from error
     if services.cordon and pod.group_key not in services.hub.living():
         raise Refusal(
             "cordoned",
             f"node {services.node} admits no new group: {services.cordon}; wait, or start the pod "
             "on another node",
         )
+    return services
 
 
 def admit_memory(hello: messages.Hello, pod: Pod, services: Services) -> Memory:

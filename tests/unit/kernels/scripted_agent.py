@@ -43,7 +43,7 @@ class ScriptedAgent:
     """Serves one session at a socket; after a refusal it waits for another try.
 
     script answers requests; where it returns None, hello gets its regular answer and anything else
-    gets none.
+    gets none. b"": no answer, and another try is waited for.
     """
 
     def __init__(self, folder: Path, script: Script | None = None) -> None:
@@ -140,10 +140,10 @@ class ScriptedAgent:
                 request = messages.decode_request(packet)
                 self.requests.append(request)
                 reply = self.script(request)
-                self.refused = isinstance(reply, messages.ErrorReply)
-                if reply is not None:
+                self.refused = reply == b"" or isinstance(reply, messages.ErrorReply)
+                if reply:
                     self.send(reply)
-                elif isinstance(request, messages.Hello):
+                elif reply is None and isinstance(request, messages.Hello):
                     self._greet()
         except OSError:
             pass

@@ -54,14 +54,28 @@ def test_a_gpu_that_was_asked_for_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["gpu", "unsupported"])
 def test_a_gpu_that_nobody_asked_for_is_left_out_where_it_is_refused(
-    tmp_path: Path, code: str
+    tmp_path: Path, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ScriptedAgent(tmp_path, Takes(code)) as agent:
-        with pytest.warns(UserWarning, match=f"without a GPU: not {GPU}"):
-            sock, reply, fds = wire.attach(
-                agent.path, HELLO, time.monotonic() + 20, gpu_asked=False
-            )
+        sock, reply, fds = wire.attach(agent.path, HELLO, time.monotonic() + 20, gpu_asked=False)
+        assert f"without a GPU: not {GPU}" in caplog.text
         assert named(agent) == [GPU, None]
         assert reply == dataclasses.replace(agent.hello)
+        sock.close()
+        wire.close_all(fds)
+
+
+def says_nothing_of_a_gpu(request: Request) -> Reply | bytes | None:
+    return b"" if isinstance(request, messages.Hello) and request.gpu is not None else None
+
+
+def test_a_short_time_is_enough_where_only_the_gpu_that_nobody_asked_for_takes_long(
+    tmp_path: Path,
+) -> None:
+    with ScriptedAgent(tmp_path, says_nothing_of_a_gpu) as agent:
+        with pytest.raises(epfabric.Timeout):
+            wire.attach(agent.path, HELLO, time.monotonic() + 0.1, gpu_asked=True)
+        sock, _, fds = wire.attach(agent.path, HELLO, time.monotonic() + 6, gpu_asked=False)
+        assert named(agent) == [GPU, GPU, None]
         sock.close()
         wire.close_all(fds)
