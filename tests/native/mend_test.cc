@@ -56,7 +56,8 @@ Outcome run(uint64_t seed) {
   HandShape shape = random_shape(random);
   shape.limits.tries = UINT32_MAX;
   if (random() % 2 == 0) shape.limits.first_sequence = kBelowWraps;
-  const RcRules rules = random_rules(random);
+  RcRules rules = random_rules(random);
+  rules.first_taken = static_cast<uint32_t>(shape.limits.first_sequence);
   RcNetwork network(seed, rules);
   Group group(shape, seed, network);
   OrderChecker checker(group.sessions(), seed, {});

@@ -48,6 +48,7 @@ class RcEndpoint {
   std::vector<std::byte> address() const { return {std::byte(name_)}; }
   PeerIndex insert(const PeerAddress& peer) {
     ends_.push_back({std::to_integer<size_t>(peer.address[0]), peer.own_domain, peer.their_domain});
+    ends_.back().own.taken[0] = network_.rules.first_taken;
     return ends_.size() - 1;
   }
   void meet() {

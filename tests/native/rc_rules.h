@@ -19,6 +19,7 @@ struct RcRules {
   size_t queue = 64;              // writes of one connection under way
   size_t polled = 64;             // completions of one poll
   uint64_t max_bytes = 512;
+  uint32_t first_taken = 0;  // what an end tells that never was connected: Limits::first_sequence
   uint64_t longest = UINT64_MAX;  // bytes of a write that gets through
   bool still = false;             // nothing moves, and nobody meets
   bool dead = false;              // nothing gets through any more

@@ -47,6 +47,7 @@ Outcome run(uint64_t seed, bool belated = false) {
   for (uint32_t i = 0; i < count; ++i) {
     RcRules rules = random_rules(random);
     rules.max_bytes = max_bytes;
+    rules.first_taken = static_cast<uint32_t>(shape.limits.first_sequence);
     nics.add(seed + i, rules);
   }
   Group group(shape, seed, nics);
