@@ -40,7 +40,9 @@ TEST_CASE("an EFA device is found by its name, over the fabric that takes no rec
 TEST_CASE("two EFA endpoints know each other's addresses, and a cut one is refused") {
   const Fabric fabric = efa("rdmap0");
   GatedFabricEndpoint endpoint(fabric);
-  std::vector<std::byte> address = GatedFabricEndpoint(efa("rdmap1")).address();
+  const Fabric other = efa("rdmap1");
+  const GatedFabricEndpoint there(other);
+  std::vector<std::byte> address = there.address();
   CHECK(address.size() == 33);
   CHECK_NOTHROW(endpoint.insert({address, 0, 0}));
   address.pop_back();
