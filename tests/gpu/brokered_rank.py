@@ -3,8 +3,7 @@ END.
 
 Every rank makes the batches of all from the seed, so that each can check alone what comes. Prints
 one line of JSON: its IPC namespace, what the trial at join said, whether a Buffer works. END is
-`together`, or `lost`: the last rank ends without a word, and the others say how their calls ended,
-or `masked`: so it ends, and the others go on.
+`together`, or `lost`: the last rank ends without a word, and the others say how their calls ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from epfabric import Buffer
 from gpu.buffer_ranks import Batch, check_rows_of_experts, rows_of
 
 TOKENS, HIDDEN, EXPERTS, TOPK, CALLS = 48, 2048, 8, 4, 6
-WAIT_S = 60.0
 
 
 def batches_of(seed: int, world: int, call: int) -> list[Batch]:
@@ -38,16 +36,11 @@ def factor(experts: Any) -> Any:
     return 2.0 ** (experts % 4)
 
 
-def exchange(buffer: Any, batches: list[Batch], use_fp8: bool, lost: int | None = None) -> None:
-    """lost: a rank that is not there any more."""
+def exchange(buffer: Any, batches: list[Batch], use_fp8: bool) -> None:
     world, rank, local = len(batches), buffer.rank, EXPERTS // len(batches)
     batch = batches[rank]
     out = buffer.low_latency_dispatch(batch.x, batch.topk, TOKENS, EXPERTS, use_fp8=use_fp8)
     torch.cuda.synchronize()
-    topk = batch.topk
-    if lost is not None:
-        batches[lost] = Batch(*(value[:0] for value in vars(batches[lost]).values()))
-        topk = torch.where(topk // local == lost, -1, topk)
     check_rows_of_experts(batches, rank, out, EXPERTS)
     shape = (local, world * TOKENS, HIDDEN)
     rows = torch.full(shape, float("nan"), device="cuda", dtype=torch.bfloat16)
@@ -57,7 +50,7 @@ def exchange(buffer: Any, batches: list[Batch], use_fp8: bool, lost: int | None 
             tokens = batches[source].x[out[2][0][expert, mine].long()]
             rows[expert, mine] = tokens * factor(torch.tensor(rank * local + expert))
     combined, _, _ = buffer.low_latency_combine(rows, batch.topk, batch.weights, out[2])
-    weights = (batch.weights.double() * factor(topk.double()) * (topk >= 0)).sum(dim=1)
+    weights = (batch.weights.double() * factor(batch.topk.double()) * (batch.topk >= 0)).sum(dim=1)
     wanted = batch.x.double() * weights[:, None]
     assert ((combined.double() - wanted).abs() <= wanted.abs() * 2.0**-6).all()
 
@@ -76,26 +69,11 @@ def without_the_last(buffer: Any, batch: Batch) -> str:
     return why
 
 
-def after_the_last(buffer: Any, session: epfabric.Session, seed: int) -> dict[str, Any]:
-    """The others go on without it: whom the buffer and the session mask then."""
-    world, lost = buffer.group_size, buffer.group_size - 1
-    if buffer.rank == lost:
-        os._exit(0)
-    for call in range(CALLS):
-        exchange(buffer, batches_of(seed, world, call), use_fp8=call % 3 == 2, lost=lost)
-    status = torch.full((world,), 7, dtype=torch.int32, device="cuda")
-    buffer.low_latency_query_mask_buffer(status)
-    session.barrier(WAIT_S)
-    return {"masked": status.tolist(), "session": sorted(session.masked_ranks())}
-
-
 def main() -> int:
     path, (world, rank, device, seed) = sys.argv[1], map(int, sys.argv[2:6])
-    lost, masked = (sys.argv[6] == end for end in ("lost", "masked"))
+    lost = sys.argv[6] == "lost"
     if lost:
         Buffer.timeout_s = 10_000.0  # only an abort ends a wait
-    if masked:
-        Buffer.timeout_s = 10.0
     torch.cuda.set_device(device)
     torch.zeros(1, device="cuda")  # there is a context from here on
     size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, world, EXPERTS)
@@ -110,7 +88,6 @@ def main() -> int:
                 num_rdma_bytes=size,
                 low_latency_mode=True,
                 explicitly_destroy=True,
-                enable_shrink=masked,
                 session=session,
             )
         except epfabric.SessionError as error:
@@ -124,8 +101,6 @@ def main() -> int:
             said["error"] = without_the_last(buffer, batches_of(seed, world, 0)[rank])
             print(json.dumps(said), flush=True)
             os._exit(0)
-        if masked:
-            said |= after_the_last(buffer, session, seed)
         buffer.destroy()
         said["works"], said["after"] = True, session.nvlink[1]
     print(json.dumps(said), flush=True)

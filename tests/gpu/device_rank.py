@@ -27,7 +27,6 @@ from gpu.elastic_trips import elastic_trip
 from gpu.elastic_trips import made as made_elastic
 
 SIZE = Size(tokens=200, hidden=2048, local=8, topk=8)
-SMALL = {"survives": Size(tokens=40, hidden=1024, local=2, topk=6)}  # works of many ranks
 
 
 def low_latency(side: Side) -> None:
@@ -170,26 +169,7 @@ def dies(side: Side) -> None:
         assert time.monotonic() - begin < 60
 
 
-def survives(side: Side) -> None:
-    """The last rank's process ends without a word; the others go on, with right numbers."""
-    lost = side.world - 1
-    with side.low_latency(timeout_s=8.0, enable_shrink=True) as buffer:
-        low_latency_trip(side, buffer, "bf16", "plain")
-        seeds = [side.seed() for _ in KINDS]
-        torch.cuda.synchronize()
-        distributed.barrier()
-        if side.rank == lost:
-            sys.stdout.flush()
-            os._exit(0)
-        status = torch.full((side.world,), 7, dtype=torch.int32, device="cuda")
-        for number, (kind, seed) in enumerate(zip(KINDS, seeds, strict=True)):
-            way = WAYS[number % len(WAYS)]
-            low_latency_trip(side, buffer, kind, way, full=True, seed=seed, lost=lost)
-            buffer.low_latency_query_mask_buffer(status)
-            assert status.tolist() == [int(rank == lost) for rank in range(side.world)]
-
-
-WORK = {w.__name__: w for w in (low_latency, throughput, elastic, graphs, masks, dies, survives)}
+WORK = {w.__name__: w for w in (low_latency, throughput, elastic, graphs, masks, dies)}
 
 
 def main() -> None:
@@ -199,7 +179,7 @@ def main() -> None:
         "gloo", init_method=f"file://{file}", world_size=world, rank=rank,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    WORK[work](Side(world, rank, gpu, SMALL.get(work, SIZE)))
+    WORK[work](Side(world, rank, gpu, SIZE))
     print(f"{work}: all as it has to be", flush=True)
     if work not in ENDS_ALONE:
         distributed.barrier()

@@ -14,8 +14,6 @@ torch = pytest.importorskip("torch", reason="epfabric.Buffer works on torch's te
 from gpu.device_ranks import LIMIT_S, check, run_ranks  # noqa: E402
 from gpu.mps import Mps  # noqa: E402
 
-CASES = [("graphs", 2), ("survives", 8)]
-
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_payload_in_gpu_memory_goes_by_the_copies_of_a_process_of_the_test(
@@ -32,9 +30,8 @@ def test_payload_in_gpu_memory_goes_by_the_copies_of_a_process_of_the_test(
     assert mps.servers()
 
 
-@pytest.mark.parametrize(("work", "world"), CASES)
-def test_ranks_that_share_a_gpu_side_by_side(
-    mps: Mps, tmp_path: Path, work: str, world: int
+def test_ranks_that_share_a_gpu_side_by_side_exchange_what_they_should(
+    mps: Mps, tmp_path: Path
 ) -> None:
-    check(run_ranks(tmp_path, work, [0] * world, more=mps.environment), work)
+    check(run_ranks(tmp_path, "graphs", [0, 0], more=mps.environment), "graphs")
     assert mps.servers()

@@ -1,4 +1,4 @@
-"""Low-latency calls between ranks of two nodes: kernels, FIFO, two real agents over tcp, signals.
+"""Calls between ranks of two nodes: kernels, FIFO, two real agents over tcp, signals.
 
 The nodes are two agents of this machine, and all ranks share its GPU; what goes between the nodes
 lies in host memory. Needs what test_brokered.py needs.
@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
 from harness.process import Process, Processes, wait_until  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-RANK = Path(__file__).with_name("proxied_rank.py")
+RANKS = ("proxied_rank.py", "internode_rank.py")  # of low-latency calls alone, of both kinds
 AGENT = (sys.executable, "-m", "epfabric_agent.main")
 ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2"}
 WAIT_S = 200.0
@@ -66,14 +66,15 @@ class Nodes:
         options += [f"--state-dir={self.folder / node}"]
         return self.processes.start(f"agent-{node}", [*AGENT, *options], cwd=ROOT)
 
-    def run(self, nodes: str, end: str) -> list[Any]:
+    def run(self, program: str, nodes: str, end: str) -> list[Any]:
         """What each rank says, by rank; nodes: of each, by its letter."""
+        file = str(Path(__file__).with_name(program))
         seed = secrets.randbits(24)
         print(f"seed {seed}")
         ranks = [
             self.processes.start(
                 f"rank-{seed}-{rank}",
-                [sys.executable, str(RANK), str(self.socket(node)), str(len(nodes)), str(rank),
+                [sys.executable, file, str(self.socket(node)), str(len(nodes)), str(rank),
                  "0", str(seed), end],
                 cwd=ROOT,
             )
@@ -101,13 +102,18 @@ def pair() -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize("nodes", ["ab", "aabb"])
-def test_tokens_reach_the_experts_of_another_node_and_come_back(pair: Nodes, nodes: str) -> None:
-    for rank, said in enumerate(pair.run(nodes, "together")):
+@pytest.mark.parametrize("program", RANKS)
+def test_tokens_reach_the_experts_of_another_node_and_come_back(
+    pair: Nodes, program: str, nodes: str
+) -> None:
+    for rank, said in enumerate(pair.run(program, nodes, "together")):
         elsewhere = [other for other, node in enumerate(nodes) if node != nodes[rank]]
         assert said["proxied"] == elsewhere, "those of the node are reached by their memory"
+        assert said.get("node_ranks", len(nodes) // 2) == len(nodes) // 2
 
 
-def test_a_lost_rank_of_another_node_ends_what_kernels_wait_for(pair: Nodes) -> None:
-    (said,) = pair.run("ab", "lost")
+@pytest.mark.parametrize("program", RANKS)
+def test_a_lost_rank_of_another_node_ends_what_kernels_wait_for(pair: Nodes, program: str) -> None:
+    (said,) = pair.run(program, "ab", "lost")
     assert "the buffer has failed" in said["error"], said
     assert "rank 1" in said["error"], said
