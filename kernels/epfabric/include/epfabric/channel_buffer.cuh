@@ -99,6 +99,14 @@ EPF_DEVICE inline bool failed(const ChannelBuffer& buffer) {
   return platform::load_device(&buffer.state->failed) != 0;
 }
 
+// By a block: one answer for all of its threads, while other blocks may be failing the buffer.
+EPF_DEVICE inline bool block_failed(const ChannelBuffer& buffer) {
+  EPF_SHARED bool over;
+  if (platform::thread() == 0) over = failed(buffer);
+  platform::block_barrier();
+  return over;
+}
+
 EPF_DEVICE inline void fail(const ChannelBuffer& buffer, ChannelAwaited what, uint32_t rank) {
   const uint64_t why = uint64_t{static_cast<uint32_t>(what)} << 32 | rank;
   platform::store_device(&buffer.state->failed, why);

@@ -287,7 +287,7 @@ struct ChannelPlace {
 
 EPF_DEVICE inline void channel_dispatch(const ChannelBuffer& buffer, const ChannelDispatch& call) {
   EPF_SHARED detail::ChannelBatch batch;
-  if (detail::failed(buffer)) return;
+  if (detail::block_failed(buffer)) return;
   const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
   const detail::ChannelPlace here(buffer);
   if (here.part == 0) {
@@ -301,7 +301,7 @@ EPF_DEVICE inline void channel_dispatch(const ChannelBuffer& buffer, const Chann
 
 EPF_DEVICE inline void channel_combine(const ChannelBuffer& buffer, const ChannelCombine& call) {
   EPF_SHARED detail::SumBatch batch;
-  if (detail::failed(buffer)) return;
+  if (detail::block_failed(buffer)) return;
   const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
   const detail::ChannelPlace here(buffer);
   if (here.part == 0) {

@@ -25,7 +25,8 @@ EPF_DEVICE inline void meet(const ChannelBuffer& buffer, const MeetCall& call) {
   const uint32_t local = call.experts / world;
   const uint32_t me = platform::thread();
   const uint64_t number = platform::load_device(&buffer.state->calls);
-  if (call.rank_tokens != nullptr) {
+  // The notes of a call that failed may not have been read.
+  if (call.rank_tokens != nullptr && !detail::failed(buffer)) {
     for (uint32_t e = me; e < call.experts; e += platform::threads()) {
       detail::counts_to(buffer, e / local)[e % local] =
           static_cast<uint32_t>(call.expert_tokens[e]);
