@@ -94,7 +94,8 @@ EPF_DEVICE inline Awaiting find_summands(const DeviceBuffer& buffer, const Here&
   const uint64_t copy = static_cast<uint32_t>(receipt[1]);
   const uint32_t entries = static_cast<uint32_t>(receipt[2]);
   const uint64_t row = static_cast<uint32_t>(receipt[kReceiptWords + k]);
-  const float weight = weights[k];
+  const bool worded = words && !here.proxied(from);  // it may be on its way yet
+  const float weight = worded ? 0.0f : weights[k];
   if (k < entries) {
     in.rows[i][k] = reinterpret_cast<const Vector*>(call.rows + row * shape.row_bytes());
     in.weights[i][k] = weight;
@@ -107,7 +108,7 @@ EPF_DEVICE inline Awaiting find_summands(const DeviceBuffer& buffer, const Here&
       in.words[i] = here.at<uint64_t>(from, row_word(shape, at, here.sent, token, copy));
     }
   }
-  if (!words || k >= entries || here.proxied(from)) return {};
+  if (!worded || k >= entries) return {};
   return {from, message};
 }
 
@@ -176,8 +177,8 @@ EPF_DEVICE inline void find_rows(const DeviceBuffer& buffer, const Here& here, c
   in.count[i] = count;
 }
 
-// By a block: waits for the words of rows.
-EPF_DEVICE inline void await_rows(const DeviceBuffer& buffer, const Here& here, const Window& at,
+// By a block: waits for the words of rows; known to it after a barrier is whether it failed.
+EPF_DEVICE inline void await_rows(const DeviceBuffer& buffer, Here& here, const Window& at,
                                   uint32_t first, uint32_t n, const Rows& in) {
   const uint32_t i = platform::thread() / kMaxTopk;
   const uint32_t copy = platform::thread() % kMaxTopk;
@@ -189,7 +190,10 @@ EPF_DEVICE inline void await_rows(const DeviceBuffer& buffer, const Here& here, 
       here.at<uint64_t>(buffer.rank, row_word(buffer.shape, at, here.received, token, copy));
   const bool came =
       comes(buffer, from, [&] { return platform::load_acquire(word) == here.received + 1; });
-  if (!came) fail(buffer, from, Awaited::kRows);
+  if (!came) {
+    fail(buffer, from, Awaited::kRows);
+    here.failed = 1;
+  }
 }
 
 EPF_DEVICE inline void gather(const Shape& shape, const CombineCall& call, uint32_t first,
@@ -306,6 +310,7 @@ EPF_DEVICE inline void combine_receive(const DeviceBuffer& buffer, Here& here,
     if (words) {
       detail::await_rows(buffer, here, at, first, n, in);
       platform::block_barrier();
+      if (here.failed != 0) return;  // rows may be on their way yet
     }
     detail::gather(shape, call, first, n, in);
     platform::block_barrier();
