@@ -1,5 +1,5 @@
 """Ranks that reach each other by commands alone, and whose payload lies in GPU memory; a process of
-copy_engine.py does what the commands ask for. Run by test_mps.py: WORLD. Ends with the bytes that
+copy_proxy.py does what the commands ask for. Run by test_mps.py: WORLD. Ends with the bytes that
 were copied.
 
 Both processes are clients of CUDA MPS: copies run beside kernels that wait for them.
@@ -23,7 +23,7 @@ from epfabric.cuda.rank import OwnMemory, RankOnDevice, Segments
 from epfabric.cuda.window import Shape, region_bytes
 from epfabric.layout import AGENT_ABORT, layout_of
 from epfabric.lending import FIRST_RING
-from gpu.copy_engine import Task, handle_of
+from gpu.copy_proxy import Setup, handle_of
 from gpu.expert_ranks import Batch, Rank, came, check_dispatch, trip
 
 RINGS, DEPTH, SIGNALS = 5, 256, SIGNAL_WORDS + 1
@@ -31,7 +31,7 @@ BLOCKS = 24  # of a rank: copies need room too
 TRIPS = 8
 
 
-class Ring:
+class RankMemory:
     """A rank's two segments, as an agent makes them, and its region in GPU memory."""
 
     def __init__(self, world: int, rank: int, size_bytes: int, stack: ExitStack) -> None:
@@ -67,31 +67,31 @@ def copied_ranks(
 ) -> Iterator[tuple[list[Rank], subprocess.Popen[str]]]:
     with ExitStack() as stack:
         world = shape.world
-        rings = [Ring(world, rank, region_bytes(shape), stack) for rank in range(world)]
-        fds = [fd for one in rings for fd in one.fds]
-        task = Task(RINGS, DEPTH, SIGNALS, [one.fds for one in rings],
-                    [handle_of(one.region.address) for one in rings])  # fmt: skip
-        engine = stack.enter_context(
+        memories = [RankMemory(world, rank, region_bytes(shape), stack) for rank in range(world)]
+        fds = [fd for one in memories for fd in one.fds]
+        setup = Setup(RINGS, DEPTH, SIGNALS, [one.fds for one in memories],
+                    [handle_of(one.region.address) for one in memories])  # fmt: skip
+        proxy = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-m", "gpu.copy_engine"], pass_fds=fds, text=True,
+                [sys.executable, "-m", "gpu.copy_proxy"], pass_fds=fds, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )
         )  # fmt: skip
-        stack.callback(engine.kill)
-        assert engine.stdin is not None
-        assert engine.stdout is not None
-        engine.stdin.write(task.line())
-        engine.stdin.flush()
-        assert engine.stdout.readline() == "ready\n"
+        stack.callback(proxy.kill)
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        proxy.stdin.write(setup.line())
+        proxy.stdin.flush()
+        assert proxy.stdout.readline() == "ready\n"
         ranks = []
-        for rank, one in enumerate(rings):
+        for rank, one in enumerate(memories):
             end = LowLatency(
                 shape, rank, kernels, blocks=BLOCKS, timeout_s=20.0, through=one.through
             )
             end.connect([end.window if other == rank else 0 for other in range(world)])
             ranks.append(Rank(end, (False, True)))
             stack.callback(ranks[-1].close)
-        yield ranks, engine
+        yield ranks, proxy
 
 
 def main() -> None:
@@ -100,17 +100,17 @@ def main() -> None:
     rng = np.random.default_rng(seed)
     Device(0).set_current()
     shape = Shape(world, 8 * world, tokens=60, hidden=2048, topk=4)
-    with copied_ranks(Kernels(SOURCE), shape) as (ranks, engine):
+    with copied_ranks(Kernels(SOURCE), shape) as (ranks, proxy):
         for call in range(TRIPS):
             trip(ranks, rng, which=call % 2)
             for rank in ranks:
                 rank.dispatch(Batch.random(rng, shape, shape.tokens), 1 - call % 2)
             came(ranks)
             check_dispatch(ranks, 1 - call % 2)
-        assert engine.stdout is not None
-        assert engine.stdin is not None
-        engine.stdin.close()
-        print(int(engine.stdout.readline()), flush=True)
+        assert proxy.stdout is not None
+        assert proxy.stdin is not None
+        proxy.stdin.close()
+        print(int(proxy.stdout.readline()), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from gpu.mps import Mps  # noqa: E402
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_payload_in_gpu_memory_goes_by_the_copies_of_a_process_of_the_test(
+def test_payload_in_gpu_memory_arrives_whole_where_another_process_copies_it(
     mps: Mps, world: int
 ) -> None:
-    """No agent does this: the transport is the test's own, for what stays on one GPU."""
+    """No agent does this: the proxy is the test's own, for what stays on one GPU."""
     done = subprocess.run(
         [sys.executable, "-m", "gpu.copied_ranks", str(world)], capture_output=True, text=True,
         check=False, timeout=LIMIT_S, env=os.environ | mps.environment,
@@ -30,8 +30,6 @@ def test_payload_in_gpu_memory_goes_by_the_copies_of_a_process_of_the_test(
     assert mps.servers()
 
 
-def test_ranks_that_share_a_gpu_side_by_side_exchange_what_they_should(
-    mps: Mps, tmp_path: Path
-) -> None:
+def test_ranks_that_share_a_gpu_side_by_side_get_what_was_sent(mps: Mps, tmp_path: Path) -> None:
     check(run_ranks(tmp_path, "graphs", [0, 0], more=mps.environment), "graphs")
     assert mps.servers()

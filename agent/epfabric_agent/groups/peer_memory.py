@@ -117,9 +117,12 @@ def verdict(ranks: Iterable[LocalRank]) -> Nvlink:
             return Nvlink("none", f"rank {local.rank}: {local.nvlink.reason}")
     if silent:
         return Nvlink("none", f"no GPU memory is offered by {spoken(silent)}")
-    first = known[0]
-    reason = f"rank {first.rank}: {first.nvlink.reason}" if first.nvlink else ""
-    return Nvlink("posix_fd", f"tried by ranks {format_ranges(numbers)}; {reason}")
+    found: dict[str, int] = {}  # what they say, by the first rank that says it
+    for local in known:
+        if local.nvlink is not None:
+            found.setdefault(local.nvlink.reason, local.rank)
+    said = (f"rank {rank}: {reason}" for reason, rank in found.items())
+    return Nvlink("posix_fd", "; ".join([f"tried by ranks {format_ranges(numbers)}", *said]))
 
 
 def peer_memory(parts: Iterable[Part]) -> tuple[PeerMemory, ...]:

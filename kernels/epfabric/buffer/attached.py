@@ -188,10 +188,8 @@ class Brokered:
         if failed:
             self._session.broker.report("none", failed)
         elif others:  # else join() has said all
-            broker, text = (
-                self._session.broker,
-                f"a buffer has the memory of {others} other rank(s)",
-            )
+            broker = self._session.broker
+            text = f"a buffer has the memory of {others} other rank(s)"
             broker.report("posix_fd", f"{text}; {broker.fabric}" if broker.fabric else text)
 
 

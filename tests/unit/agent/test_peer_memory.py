@@ -59,6 +59,11 @@ def pod(key: str, tenant: str = "", namespace: str = "ns") -> Pod:
         ({4: REACHED}, "none", "no other rank"),
         ({4: None, 5: None}, "none", "offer no GPU memory"),
         ({4: REACHED, 5: REACHED, 7: REACHED}, "posix_fd", "ranks 4-5,7; rank 4: wrote"),
+        (
+            {4: REACHED, 5: REACHED, 7: Nvlink("posix_fd", "no IMEX"), 8: Nvlink("posix_fd", "x")},
+            "posix_fd",
+            "rank 4: wrote; rank 7: no IMEX",
+        ),
         ({4: REACHED, 5: None}, "none", "rank 5"),
         (
             {4: REACHED, 6: Nvlink("none", "why"), 5: Nvlink("none", "first")},

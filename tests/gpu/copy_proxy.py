@@ -1,7 +1,7 @@
-"""A transport of the tests, of GPU memory within one GPU: does what commands ask for by device
-copies. No agent does this: they open no GPU.
+"""A proxy of the tests, of GPU memory within one GPU: does what commands ask for by device copies.
+No agent does this: they open no GPU.
 
-For copied_ranks.py, which starts it as a process: reads a line of JSON (`Task`), says `ready`, and
+For copied_ranks.py, which starts it as a process: reads a line of JSON (`Setup`), says `ready`, and
 serves the rings until its input ends.
 """
 
@@ -27,7 +27,7 @@ WORD = 8
 
 
 @dataclass(frozen=True)
-class Task:
+class Setup:
     """segments: of each rank, descriptors of the pod's and of the agent's. regions: of each rank,
     its handle for other processes, as hexadecimal digits."""
 
@@ -41,30 +41,30 @@ class Task:
         return json.dumps(asdict(self)) + "\n"
 
 
-class Transport:
+class CopyProxy:
     """The rings of all ranks, and where their commands point."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, world = task, len(task.segments)
-        self.at = layout_of(task.rings, task.depth, task.signals, world)
+    def __init__(self, setup: Setup) -> None:
+        self.setup, world = setup, len(setup.segments)
+        self.at = layout_of(setup.rings, setup.depth, setup.signals, world)
         sizes = (self.at.pod_bytes, self.at.agent_bytes)
         maps = [
-            [mmap.mmap(*both) for both in zip(fds, sizes, strict=True)] for fds in task.segments
+            [mmap.mmap(*both) for both in zip(fds, sizes, strict=True)] for fds in setup.segments
         ]
         self.pods, self.agents = (
             [np.frombuffer(pair[which], np.uint64) for pair in maps] for which in (0, 1)
         )
-        self.regions = [opened(handle) for handle in task.regions]
+        self.regions = [opened(handle) for handle in setup.regions]
         self.stream = checked(driver.cuStreamCreate(1))
-        self.taken = [[0] * task.rings for _ in range(world)]
+        self.taken = [[0] * setup.rings for _ in range(world)]
         self.copied_bytes = 0
 
     def serve(self, rank: int, ring: int) -> bool:
         """What is in the ring: copies, then signals, then the ring's counters."""
-        task, first = self.task, self.taken[rank][ring]
+        setup, first = self.setup, self.taken[rank][ring]
         signals = []
         ticket = first
-        while ticket - first < task.depth and (pair := self.command(rank, ring, ticket)):
+        while ticket - first < setup.depth and (pair := self.command(rank, ring, ticket)):
             op, what = op_of(pair), unpack_write(pair)
             if op not in (Op.WRITE, Op.SIGNAL):
                 raise ValueError(f"{op!r} is not one that low-latency calls push")
@@ -75,7 +75,7 @@ class Transport:
                 checked(driver.cuMemcpyDtoDAsync(target, source, size, self.stream))
                 self.copied_bytes += size
             if what.advance:
-                word = (rank * task.rings + ring) * task.signals + what.signal
+                word = (rank * setup.rings + ring) * setup.signals + what.signal
                 signals.append((what.rank, self.at.signals // WORD + word, what.advance))
             ticket += 1
         if ticket == first:
@@ -91,7 +91,7 @@ class Transport:
 
     def command(self, rank: int, ring: int, ticket: int) -> tuple[int, int] | None:
         """Its halves, once both are of this lap."""
-        depth = self.task.depth
+        depth = self.setup.depth
         slot = self.at.slots // WORD + 2 * (ring * depth + ticket % depth)
         lap = 0 if ticket & depth else 1
         pair = int(self.pods[rank][slot]), int(self.pods[rank][slot + 1])
@@ -113,17 +113,17 @@ def handle_of(address: int) -> str:
 def main() -> None:
     checked(driver.cuInit(0))
     checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(0))))
-    transport = Transport(Task(**json.loads(sys.stdin.readline())))
+    proxy = CopyProxy(Setup(**json.loads(sys.stdin.readline())))
     print("ready", flush=True)
     end, idle = time.monotonic() + LIMIT_S, 0
-    ranks, rings = range(len(transport.pods)), range(transport.task.rings)
+    ranks, rings = range(len(proxy.pods)), range(proxy.setup.rings)
     places = [(rank, ring) for rank in ranks for ring in rings]
     while time.monotonic() < end:
         # Each ring once, whatever the others have.
-        idle = 0 if sum([transport.serve(*one) for one in places]) else idle + 1
+        idle = 0 if sum([proxy.serve(*one) for one in places]) else idle + 1
         if idle % 64 == 63 and select.select([sys.stdin], [], [], 0)[0]:
             break
-    print(transport.copied_bytes, flush=True)
+    print(proxy.copied_bytes, flush=True)
 
 
 if __name__ == "__main__":
