@@ -191,8 +191,8 @@ void Proxy::run(Request& request, uint64_t timeout_ns) {
   asked_.store(true, std::memory_order_release);  // partner: Loop::turn()
   wake();
   const Deadline limit(timeout_ns);
-  // One that is taken is not pulled away: nothing bounds what a driver takes to register memory. The
-  // heartbeat goes on for it no longer than the limit.
+  // One that is taken is not pulled away: nothing bounds what a driver takes to register memory.
+  // The heartbeat goes on for it no longer than the limit.
   while (!answered_ && (taken_ || limit.left_ns() > 0)) {
     changed_.wait_for(lock, nanoseconds(taken_ ? kBeatNs : std::min(kBeatNs, limit.left_ns())));
     if (taken_ && limit.left_ns() > 0) beat();

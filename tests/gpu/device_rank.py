@@ -1,4 +1,4 @@
-"""A rank of a Buffer in a process of its own, with the GPU that it is given; run by device_ranks.py:
+"""A rank of a Buffer in a process of its own, with the GPU that it is given. For device_ranks.py:
 FILE WORLD RANK GPU WORK."""
 
 from __future__ import annotations
