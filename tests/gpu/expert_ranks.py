@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from cuda.bindings import driver
@@ -21,6 +24,7 @@ from epfabric.cuda.window import SCALE_CHANNELS, Shape
 
 POISON = 0xFF  # NaN in every type used here, -1 as an integer
 RECEIPT_WORDS = 4
+SUMMED_CHANNELS = 512  # of a row that a thread checks
 
 
 def bf16_of(values: np.ndarray) -> np.ndarray:
@@ -33,12 +37,28 @@ def float_of(bf16: np.ndarray) -> np.ndarray:
     return (bf16.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def float_of_fp8(codes: np.ndarray) -> np.ndarray:
-    """e4m3 without infinities."""
-    exponent, fraction = (codes >> 3 & 15).astype(int), (codes & 7).astype(float)
+def _fp8_values() -> np.ndarray:
+    """Of each code: e4m3 without infinities."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, (codes & 7).astype(float)
     size = np.where(exponent == 0, fraction * 2.0**-9, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
     size = np.where(codes & 0x7F == 0x7F, np.nan, size)
     return np.where(codes & 0x80, -size, size)
+
+
+FP8_VALUES = _fp8_values()
+
+
+def float_of_fp8(codes: np.ndarray) -> np.ndarray:
+    found: np.ndarray = FP8_VALUES[codes]
+    return found
+
+
+def at_once(calls: Iterable[Callable[[], None]]) -> None:
+    """By as many threads as there are processors; raises what the first of them that fails does."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
 
 
 class Array:
@@ -269,6 +289,7 @@ def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> No
     """Every row of every expert is the token that its source says; counts are exact."""
     shape = ranks[0].end.shape
     local = shape.local_experts
+    checks: list[Callable[[], None]] = []
     for rank in ranks:
         out = rank.sets[which]
         counts, ranges = out.expert_counts.read(), out.ranges.read()
@@ -286,13 +307,20 @@ def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> No
                 rows = slice(int(first), int(first + count))
                 tokens = sources[expert, rows]
                 assert sorted(tokens) == sorted(wanted)
-                if scales is None:
-                    assert np.array_equal(received[rows], batch.tokens[tokens])
-                else:
-                    check_cast(batch.tokens[tokens], received[rows],
-                               scales[expert][:, rows].T, power)  # fmt: skip
+                codes = None if scales is None else scales[expert][:, rows].T
+                checks.append(partial(check_rows, batch, tokens, received[rows], codes, power))
                 end += int(count)
             assert counts[expert] == end
+    at_once(checks)
+
+
+def check_rows(
+    batch: Batch, tokens: np.ndarray, rows: np.ndarray, scales: np.ndarray | None, power: bool
+) -> None:
+    if scales is None:
+        assert np.array_equal(rows, batch.tokens[tokens])
+    else:
+        check_cast(batch.tokens[tokens], rows, scales, power)
 
 
 def check_cast(tokens: np.ndarray, codes: np.ndarray, scales: np.ndarray, power: bool) -> None:
@@ -314,7 +342,7 @@ def expert_rows(
     for rank in ranks:
         out = rank.sets[which]
         made = [
-            bf16_of(rng.standard_normal((count, rank.end.shape.hidden)))
+            bf16_of(rng.standard_normal((count, rank.end.shape.hidden), np.float32))
             for count in out.expert_counts.read()
         ]
         for expert, rows in enumerate(made):
@@ -331,13 +359,14 @@ def check_combine(
 ) -> None:
     """Each token's weighted sum over its experts, in float64; `without`: ranks that were lost."""
     shape = ranks[0].end.shape
+    checks: list[Callable[[], None]] = []
     for rank in ranks:
         if rank.end.rank in without:
             continue
         batch = rank.sets[which].batch
         assert batch is not None
-        combined = float_of(rank.sets[which].combined.read()[: len(batch.topk)])
-        wanted, size = np.zeros(combined.shape), np.zeros(combined.shape)
+        combined = rank.sets[which].combined.read()[: len(batch.topk)]
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for owner, other in enumerate(ranks):
             if owner in without:
                 continue
@@ -349,8 +378,22 @@ def check_combine(
                 at = tokens[expert, rows]
                 chosen = batch.topk[at] == owner * shape.local_experts + expert
                 weights = batch.weights[at, chosen.argmax(axis=1)].astype(np.float64)
-                part = weights[:, None] * float_of(results[owner][expert][rows])
-                np.add.at(wanted, at, part)
-                np.add.at(size, at, np.abs(part))
-        # Two roundings to bfloat16 and float sums.
-        assert (np.abs(combined - wanted) <= size * 2.0**-7 + 1e-30).all()
+                assert len(np.unique(at)) == len(at)
+                parts.append((at, weights[:, None], results[owner][expert][rows]))
+        for first in range(0, shape.hidden, SUMMED_CHANNELS):
+            channels = slice(first, first + SUMMED_CHANNELS)
+            checks.append(partial(check_sums, combined[:, channels], parts, channels))
+    at_once(checks)
+
+
+def check_sums(
+    combined: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], channels: slice
+) -> None:
+    """parts: tokens, their weights and rows; a token once in each."""
+    wanted, size = np.zeros(combined.shape), np.zeros(combined.shape)
+    for at, weights, rows in parts:
+        part = weights * float_of(rows[:, channels])
+        wanted[at] += part
+        size[at] += np.abs(part)
+    # Two roundings to bfloat16 and float sums.
+    assert (np.abs(float_of(combined) - wanted) <= size * 2.0**-7 + 1e-30).all()
