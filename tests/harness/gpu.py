@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,12 +44,14 @@ def main() -> int:
         if importlib.util.find_spec(module) is None:
             say(f"building {module}")
             build(source, home)
+    say("tests")
     code = run("pytest", *TESTS)
     if code == 0 and shutil.which("compute-sanitizer") is not None:
         say("the same under compute-sanitizer, but for the slow ones")
         quick = " and ".join(f"not {name}" for name in SLOW)
         code = run("pytest", *TESTS, "-k", quick, under=SANITIZER)
     if code == 0 and not options.no_bench:
+        say("benches")
         code = run("epfabric_bench", "--plot", *BENCHES, *(TWO_GPUS if gpus() > 1 else ()))
     return code
 
@@ -78,7 +81,10 @@ def build(source: Path, home: Path) -> None:
 def run(module: str, *arguments: str, under: tuple[str, ...] = ()) -> int:
     """The exit code of `python -m module`; what it prints is shown as it comes."""
     command = [*under, sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False, env=os.environ, timeout=1800).returncode
+    begin = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, check=False, env=os.environ, timeout=1800)
+    say(f"{module} ended with {done.returncode} after {time.monotonic() - begin:.0f} s")
+    return done.returncode
 
 
 def say(text: str) -> None:
