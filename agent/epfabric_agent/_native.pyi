@@ -252,8 +252,12 @@ class Core:
         cpus: list[int],
         quota_bytes: int = 68719476736,
         max_inflight: int = 0,
+        nics: list[int] = [],
+        nics_used: int = 0,
     ) -> Session:
-        """One proxy thread per entry of cpus (-1 = not pinned)."""
+        """One proxy thread per entry of cpus (-1 = not pinned). nics: of the core's ports, by their
+        places, in the session's own order (none: all as they are); the first nics_used of them (0:
+        all) share the proxies, and the others stand by."""
     def open_epoch(
         self,
         group: int,

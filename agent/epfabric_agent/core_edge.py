@@ -93,6 +93,11 @@ class CoreEdge:
         return int(now is not None and self.verbs and len(now.ports) > 1 and now.nics_per_gpu == 1)
 
     @property
+    def ports(self) -> tuple[Port, ...]:
+        """The NICs' ports that the core has opened, in its order."""
+        return self.settings.ports if self.settings is not None else ()
+
+    @property
     def pins(self) -> bool:
         """Whether NICs pin what proxies make; over tcp it is touched as it is used."""
         return self.settings is not None and bool(self.settings.ports)

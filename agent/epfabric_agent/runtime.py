@@ -33,6 +33,7 @@ from epfabric_agent.peers.server import PeerServer
 from epfabric_agent.pki.identity import Credentials, NodeIdentity, PkiError, left_s
 from epfabric_agent.sampling import Sampler, barrier_statistics
 from epfabric_agent.session.gpus import Ask, Gpus, nobody
+from epfabric_agent.session.nic_turns import NicTurns
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
@@ -107,6 +108,7 @@ class Runtime:
         self._room = Room(lambda: left_bytes(machine))
         self.cpus = ProxyCpus(machine, self.hub.ranks, changed)
         self.gpus = Gpus(held, lambda: self._inventory.topology.gpus)
+        self._nic_turns = NicTurns(machine, lambda: self._inventory.topology)
         self._nic_faults = NicFaults(machine)
         self._refusals = Refusals()
         self._services: Services | None = None
@@ -328,6 +330,8 @@ class Runtime:
             room=self._room,
             cpus=self.cpus,
             changed=self._changed,
+            nics=self._nic_turns,
+            ports=self.core.ports if self._choice.connected else (),
             lines=self.core.lines,
             spares=self.core.spares,
             pins=self.core.pins,

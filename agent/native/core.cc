@@ -102,8 +102,8 @@ std::shared_ptr<Session> Core::open_session(const SessionSettings& settings) {
     const std::lock_guard lock(mutex_);
     require_open();
   }
-  const NicShares shares = take_endpoints(settings);
-  ProxySettings proxies = proxy_settings_;
+  ProxySettings proxies = settings_of(settings);
+  const NicShares shares = take_endpoints(settings, proxies);
   // As it is now: others may be told of the same room. What is too much is refused by take_links().
   for (const auto& share : shares)
     proxies.connections = std::min(proxies.connections, share->links_left());

@@ -82,8 +82,10 @@ class Core {
                                     const std::vector<std::shared_ptr<Session>>& local,
                                     const std::vector<RemoteRank>& remote);
   void watch_ports();
-  NicShares take_endpoints(const SessionSettings& settings) const;
-  bool links_may_stay(size_t proxies) const;
+  std::vector<uint32_t> places_of(const SessionSettings& settings) const;
+  ProxySettings settings_of(const SessionSettings& settings) const;
+  NicShares take_endpoints(const SessionSettings& settings, const ProxySettings& proxies) const;
+  bool links_may_stay(const SessionSettings& settings, const ProxySettings& proxies) const;
   void take_links(const Epoch& epoch) const;
   void connect(const Epoch& epoch);
   void require_open() const;
@@ -91,7 +93,6 @@ class Core {
   const CoreSettings settings_;
   std::deque<Fabric> fabrics_;  // one, or each of EFA's devices; none for verbs
   std::vector<std::unique_ptr<VerbsDevice>> watched_;  // by port
-  std::vector<std::string> devices_;                   // by port
   std::shared_ptr<NicLedger> nics_;
   ProxySettings proxy_settings_;
   const std::shared_ptr<KeepRule> keep_ = std::make_shared<KeepRule>();

@@ -1,5 +1,8 @@
 // What a session or a group takes of devices and the process: had before anything of it is made, or
 // refused with the numbers.
+#include <algorithm>
+#include <numeric>
+
 #include "core.h"
 
 namespace epfabric::agent {
@@ -9,15 +12,52 @@ void Core::watch_ports() {
   NicUses used;
   for (const VerbsPort& port : proxy_settings_.ports) {
     watched_.push_back(std::make_unique<VerbsDevice>(port));
-    devices_.push_back(port.device);
     limits[port.device] = watched_.back()->attributes();
     used[port.device].domains += 1;
   }
   nics_ = std::make_shared<NicLedger>(std::move(limits), std::move(used));
 }
 
-NicShares Core::take_endpoints(const SessionSettings& settings) const {
-  const NicPlan plan{devices_, settings_.stripes};
+// Of its NICs, in its own order, among the core's.
+std::vector<uint32_t> Core::places_of(const SessionSettings& settings) const {
+  const size_t all = settings_.ports.size();
+  std::vector<uint32_t> out = settings.nics;
+  if (out.empty()) {
+    out.resize(all);
+    std::iota(out.begin(), out.end(), 0u);
+  }
+  std::vector<uint32_t> sorted = out;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end() ||
+      (!sorted.empty() && sorted.back() >= all) || settings.nics_used > out.size()) {
+    throw NativeError("a session's NICs are " + std::to_string(all) +
+                      " of the core at most, each once, and it uses no more than it has");
+  }
+  return out;
+}
+
+ProxySettings Core::settings_of(const SessionSettings& settings) const {
+  ProxySettings out = proxy_settings_;
+  if (settings_.ports.empty()) return out;  // tcp, or no network: there is nothing to choose
+  const auto pick = [&](auto& all) {
+    auto one = all;
+    one.clear();
+    for (const uint32_t place : places_of(settings)) one.push_back(all[place]);
+    all = one;
+  };
+  out.used = settings.nics_used;
+  if (out.ports.empty())
+    pick(out.fabrics);
+  else
+    pick(out.ports);
+  return out;
+}
+
+NicShares Core::take_endpoints(const SessionSettings& settings,
+                               const ProxySettings& proxies) const {
+  std::vector<std::string> devices;
+  for (const VerbsPort& port : proxies.ports) devices.push_back(port.device);
+  const NicPlan plan{devices, settings_.stripes, proxies.used};
   NicShares out;
   std::vector<NicShare::Wish> wishes;
   for (uint32_t proxy = 0; proxy < settings.cpus.size(); ++proxy) {
@@ -25,7 +65,7 @@ NicShares Core::take_endpoints(const SessionSettings& settings) const {
     wishes.push_back({out.back().get(), endpoint_use(0)});
   }
   NicShare::take(wishes, "the endpoints of rank " + std::to_string(settings.shape.rank));
-  if (links_may_stay(settings.cpus.size())) return out;
+  if (links_may_stay(settings, proxies)) return out;
   for (uint32_t proxy = 0; proxy < out.size(); ++proxy) {
     if (const auto spare = plan.spare_of(proxy))
       out[proxy]->take_spare(*spare, endpoint_use(uint32_t{kMaxRegions}));
@@ -34,11 +74,11 @@ NicShares Core::take_endpoints(const SessionSettings& settings) const {
 }
 
 // As they do where NICs apply ATOMICs: because they have to, or because all are one that can.
-bool Core::links_may_stay(size_t proxies) const {
-  const AtomicsOffer offer = offer_of(proxy_settings_, proxies);
+bool Core::links_may_stay(const SessionSettings& settings, const ProxySettings& proxies) const {
+  const AtomicsOffer offer = offer_of(proxies, settings.cpus.size());
   if (offer.wish != AtomicsWish::kAuto) return offer.wish == AtomicsWish::kHardware;
   return offer.ability == AtomicsAbility::kAble &&
-         watched_.front()->ability() == AtomicsAbility::kAble;
+         watched_[places_of(settings).front()]->ability() == AtomicsAbility::kAble;
 }
 
 // They are given back with their proxies, which end with the epoch.

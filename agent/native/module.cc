@@ -247,12 +247,18 @@ void bind_core(nb::module_& module) {
           "open_session",
           [](Core& self, uint64_t group, uint32_t rank, uint32_t world, uint32_t rings,
              uint32_t depth, uint32_t signals, const std::vector<int>& cpus, uint64_t quota,
-             uint32_t inflight) {
-            return self.open_session(
-                {group, {rank, world, rings, depth, signals}, cpus, quota, inflight});
+             uint32_t inflight, const std::vector<uint32_t>& nics, uint32_t nics_used) {
+            return self.open_session({group,
+                                      {rank, world, rings, depth, signals},
+                                      cpus,
+                                      quota,
+                                      inflight,
+                                      nics,
+                                      nics_used});
           },
           nb::kw_only(), "group"_a, "rank"_a, "world"_a, "rings"_a, "depth"_a, "signals"_a,
-          "cpus"_a, "quota_bytes"_a = kMaxRankBytes, "max_inflight"_a = 0, Unlocked())
+          "cpus"_a, "quota_bytes"_a = kMaxRankBytes, "max_inflight"_a = 0,
+          "nics"_a = std::vector<uint32_t>{}, "nics_used"_a = 0, Unlocked())
       .def(
           "open_epoch",
           [](Core& self, uint64_t group, uint32_t epoch,

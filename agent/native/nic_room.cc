@@ -34,14 +34,14 @@ void NicUse::remove(const NicUse& gone) {
 std::vector<std::string> NicPlan::devices_of(uint32_t proxy) const {
   std::vector<std::string> out;
   if (devices.empty()) return out;
-  const auto ports = static_cast<uint32_t>(devices.size());
-  for (const uint32_t port : lines_of(proxy, stripes, ports)) out.push_back(devices[port]);
+  for (const uint32_t port : lines_of(proxy, stripes, spread())) out.push_back(devices[port]);
   return out;
 }
 
 std::optional<std::string> NicPlan::spare_of(uint32_t proxy) const {
-  const auto port = agent::spare_of(proxy, static_cast<uint32_t>(devices.size()));
-  if (stripes > 1 || !port) return std::nullopt;
+  if (stripes > 1 || devices.empty()) return std::nullopt;
+  const auto port = agent::spare_of(proxy % spread(), static_cast<uint32_t>(devices.size()));
+  if (!port) return std::nullopt;
   return devices[*port];
 }
 

@@ -40,12 +40,17 @@ constexpr NicUse link_use(uint64_t links) { return {links, 0, 0, 0, 0, links}; }
 struct NicPlan {
   std::span<const std::string> devices;  // by port
   uint32_t stripes = 1;
+  uint32_t used = 0;  // the first so many share the proxies; 0: all
   // Of the ports that the links of proxy `proxy` use; none where there is no port.
   std::vector<std::string> devices_of(uint32_t proxy) const;
   // Of the one that stands by.
   std::optional<std::string> spare_of(uint32_t proxy) const;
   // Adds what it needs of each that its links use.
   void add(NicUses& to, uint32_t proxy, const NicUse& of_each) const;
+  uint32_t spread() const {
+    const auto all = static_cast<uint32_t>(devices.size());
+    return used > 0 ? std::min(used, all) : all;
+  }
 };
 
 // A limit that is counted: as the device calls it, and what it is of.

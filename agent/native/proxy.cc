@@ -120,21 +120,21 @@ void Proxy::main() {
 void Proxy::serve_remote() {
   if (!settings_.ports.empty() && settings_.stripes > 1) {
     VerbsLines lines{{}, settings_.selection};
-    for (const uint32_t at :
-         lines_of(index_, settings_.stripes, static_cast<uint32_t>(settings_.ports.size())))
+    for (const uint32_t at : lines_of(index_, settings_.stripes, settings_.spread()))
       lines.lines.push_back(settings_.ports[at]);
     serve<StripedVerbsTransport>(lines);
   } else if (!settings_.ports.empty()) {
     const auto ports = static_cast<uint32_t>(settings_.ports.size());
-    VerbsStandby standby{{settings_.ports[index_ % ports]}};
-    const auto spare = spare_of(index_, ports);
+    const uint32_t own = index_ % settings_.spread();
+    VerbsStandby standby{{settings_.ports[own]}};
+    const auto spare = spare_of(own, ports);
     if (spare && settings_.share && settings_.share->has_spare()) {
       standby.lines.push_back(settings_.ports[*spare]);
       standby.lines.back().spare = true;
     }
     serve<VerbsTransport>(standby);
   } else if (!settings_.fabrics.empty()) {
-    const Fabric& fabric = *settings_.fabrics[index_ % settings_.fabrics.size()];
+    const Fabric& fabric = *settings_.fabrics[index_ % settings_.spread()];
     if (fabric.ordered())
       serve<FabricTransport>(fabric);
     else

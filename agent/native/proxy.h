@@ -33,11 +33,16 @@ struct ProxySettings {
   AtomicsWish atomics = AtomicsWish::kAuto;
   uint64_t connections = DeviceLimits::kNone;  // that there is room for
   std::shared_ptr<NicShare> share;             // a proxy's own of NICs; nullptr: it has none
-  std::vector<const Fabric*> fabrics;          // proxy i's is at i modulo their number
+  std::vector<const Fabric*> fabrics;          // proxy i's is at i modulo spread()
   std::shared_ptr<Lookout> lookout;  // without one blocked proxies look at their rings themselves
-  std::vector<VerbsPort> ports;  // proxy i's own is at i modulo their number, the next stands by,
-  uint32_t stripes = 1;          // or it stripes over up to so many of them, where above 1,
+  std::vector<VerbsPort> ports;      // proxy i's own is at i modulo spread(), the next stands by,
+  uint32_t used = 0;     // of either, the first so many; the others only stand by; 0: all
+  uint32_t stripes = 1;  // or it stripes over up to so many of them, where above 1,
   Selection selection = Selection::kLeastInflight;  // so
+  uint32_t spread() const {
+    const auto all = static_cast<uint32_t>(std::max(ports.size(), fabrics.size()));
+    return used > 0 ? std::min(used, all) : all;
+  }
   const char* network() const {
     if (!ports.empty()) return "verbs";
     return fabrics.empty() ? "none" : "libfabric";

@@ -33,7 +33,7 @@ AtomicsOffer offer_of(const ProxySettings& settings, size_t proxies) {
   if (striped && settings.ports.size() == 1) out.ability = AtomicsAbility::kStriped;
   // Links go over to the other NICs, but where these apply ATOMICs because they have to.
   const bool all = striped || settings.atomics != AtomicsWish::kHardware;
-  const size_t used = all ? settings.ports.size() : std::min(settings.ports.size(), proxies);
+  const size_t used = all ? settings.ports.size() : std::min<size_t>(settings.spread(), proxies);
   for (size_t i = 1; i < used; ++i) {
     if (striped || settings.ports[i].device != settings.ports.front().device)
       out.ability = AtomicsAbility::kSeveralNics;

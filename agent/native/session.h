@@ -23,6 +23,9 @@ struct SessionSettings {
   std::vector<int> cpus;
   uint64_t quota_bytes = kMaxRankBytes;
   uint32_t inflight = 0;  // of one proxy; 0 is what the core allows
+  // Of the core's ports, by their places: the session's own order of them; none: all as they are.
+  std::vector<uint32_t> nics{};
+  uint32_t nics_used = 0;  // the first so many share the proxies; 0: all
 };
 
 // Before any memory is registered: whether one NIC reaches a rank with so many proxies.

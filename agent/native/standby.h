@@ -8,11 +8,11 @@
 
 namespace epfabric::agent {
 
-// The port of `ports` that stands by for proxy `proxy`: the next after its own. One is enough, and
+// The port of `ports` that stands by for a proxy whose own is `own`: the next. One is enough, and
 // each costs registrations, queues and time.
-inline std::optional<uint32_t> spare_of(uint32_t proxy, uint32_t ports) {
+inline std::optional<uint32_t> spare_of(uint32_t own, uint32_t ports) {
   if (ports < 2) return std::nullopt;
-  return (proxy + 1) % ports;
+  return (own + 1) % ports;
 }
 
 }  // namespace epfabric::agent

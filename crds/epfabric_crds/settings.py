@@ -28,6 +28,7 @@ class NicSelector:
 @dataclass(frozen=True, kw_only=True)
 class Nics:
     mode: Literal["Observe", "Configure"] = "Observe"
+    rails: Literal["Auto", "Connected", "Separate"] = "Auto"
     selector: NicSelector | None = None
     mtu: int | None = None
     roce_mode: Literal["v1", "v2"] | None = None

@@ -26,6 +26,7 @@ nics:
     cidrs: [10.0.0.0/8]}
   mtu: 9000
   roceMode: v2
+  rails: Connected
   trust: dscp
   tos: 96
   pfc: 0,0,0,1,0,0,0,0

@@ -85,6 +85,11 @@ TEST_CASE("atomics of ranks of two nodes are one chain, and behind their ring's 
   shape.settings.provider = kEfa;
   shape.settings.ports = {{"rdmap0", 1, ""}, {"rdmap1", 1, ""}};
   hammer(shape);
+  shape.nics = {{1, 0}, {0, 1}, {0, 1}, {1, 0}};  // each has one near it: not the same at both ends
+  shape.nics_used = 1;
+  hammer(shape);
+  shape.nics.clear();
+  shape.nics_used = 0;
   shape.settings.ports.clear();
 #if !defined(__SANITIZE_THREAD__)  // which cannot see into libfabric
   shape.settings.provider = "tcp;ofi_rxm";

@@ -28,6 +28,8 @@ struct GroupShape {
   uint64_t barrier_ns = kTestLimitNs;
   std::vector<std::vector<VerbsPort>> ports{};  // by node, where verbs moves the data
   bool mask = false;                            // a lost rank ends no epoch
+  std::vector<std::vector<uint32_t>> nics{};    // by rank: its own order of its core's ports
+  uint32_t nics_used = 0;                       // the first so many of them
 };
 
 // What a pod holds: producers, its region, the words that end a wait.
@@ -73,7 +75,10 @@ inline RankPod make_pod(Core& core, const GroupShape& shape, uint32_t world, uin
   pod.session = core.open_session({1,
                                    {rank, world, shape.rings, shape.depth, shape.signals},
                                    std::vector<int>(proxies, -1),
-                                   shape.bytes});
+                                   shape.bytes,
+                                   0,
+                                   shape.nics.empty() ? std::vector<uint32_t>{} : shape.nics[rank],
+                                   shape.nics_used});
   pod.region_fd = FileDescriptor(::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const std::vector<std::byte> zeros(shape.bytes);
   REQUIRE(::write(pod.region_fd.get(), zeros.data(), shape.bytes) ==

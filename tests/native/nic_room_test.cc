@@ -84,6 +84,11 @@ TEST_CASE("a proxy needs its own NIC alone, and the next one stands by unless it
   CHECK_FALSE(NicPlan{ports, 2}.spare_of(1));
   CHECK_FALSE(NicPlan{std::span(ports).first(1), 1}.spare_of(1));
   CHECK_FALSE(NicPlan{}.spare_of(0));
+  const NicPlan near{ports, 1, 1};  // one is near, the others stand by
+  CHECK(near.devices_of(3) == std::vector<std::string>{"a"});
+  CHECK(near.spare_of(3) == "b");
+  CHECK(NicPlan{ports, 1, 2}.spare_of(3) == "c");
+  CHECK(NicPlan{ports, 2, 2}.devices_of(3) == std::vector<std::string>{"a", "b"});
 }
 
 TEST_CASE("each limit that is counted refuses what is one too many, beside what is in use") {

@@ -1,7 +1,7 @@
 """Which GPU a rank says it uses: whether its pod has it, and where it is; for session.opening.
 
-A UUID decides nothing but where proxies run. It is checked all the same, since what a status or a
-log says of it has to be so.
+A UUID decides where proxies run and which NICs they use, and nothing else. It is checked all the
+same, since what a status or a log says of it has to be so.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Gpus:
         self._held = held
         self._found = found
 
-    async def home(self, uuid: str | None, pod: Pod) -> int | None:
-        """The NUMA node of that GPU, None where it has none or no GPU is named. Raises Refusal."""
+    async def named(self, uuid: str | None, pod: Pod) -> Gpu | None:
+        """That GPU, None where none is named or nobody says where it is. Raises Refusal."""
         if uuid is None:
             return None
         here = {plain(gpu.uuid): gpu for gpu in self._found()}
@@ -87,5 +87,9 @@ class Gpus:
             ) from error
         if why := refusal(uuid, pod, held, here.keys()):
             raise Refusal("gpu", why)
-        gpu = here.get(plain(uuid))
-        return gpu.numa_node if gpu and gpu.numa_node is not None and gpu.numa_node >= 0 else None
+        return here.get(plain(uuid))
+
+
+def numa_of(gpu: Gpu | None) -> int | None:
+    """Its NUMA node; None: no GPU, or it says none."""
+    return gpu.numa_node if gpu and gpu.numa_node is not None and gpu.numa_node >= 0 else None

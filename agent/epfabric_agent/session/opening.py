@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 from epfabric import limits, messages
 from epfabric.layout import layout_of
+from epfabric_crds.node import Gpu
 
 from epfabric_agent.budget import mailbox_bytes, queue_bytes
 from epfabric_agent.groups.local_rank import LocalRank, Refusal
 from epfabric_agent.groups.part import Part
 from epfabric_agent.pods import Pod
+from epfabric_agent.session.gpus import numa_of
+from epfabric_agent.session.nic_turns import Turn
 from epfabric_agent.session.packets import Connection
 from epfabric_agent.session.quota import Grant, QuotaError
 from epfabric_agent.session.room import PROXY_BYTES, Held
@@ -50,7 +53,7 @@ async def open_session(
     """Raises Refusal; then nothing is left behind."""
     check(hello)
     await admitted(current, pod)  # before the kubelet is asked: what is refused then comes again
-    numa = await current.gpus.home(hello.gpu, pod)
+    gpu = await current.gpus.named(hello.gpu, pod)
     last_epoch = await current.hub.last_epoch(pod) if hello.rank == 0 else 0
     await current.hub.ended(pod, hello.rank)
     # A pod that gets CPUs of its own takes them from the others' just before it starts.
@@ -67,10 +70,12 @@ async def open_session(
         if isinstance(error, QuotaError):
             raise Refusal(error.code, str(error)) from error
         raise
-    local = make_rank(hello, who, handle, pod, connection, services, memory, numa)
+    proxies = services.settings.proxies.per_gpu
+    nics = services.nics.take(services.ports, gpu, proxies, services.lines)
+    local = make_rank(hello, who, handle, pod, connection, services, memory, nics, gpu)
     # From here on the rank is taken, and it is the part that ends it.
     part.ranks[hello.rank] = local
-    local.opening = asyncio.create_task(open_native(local, pod, services, memory))
+    local.opening = asyncio.create_task(open_native(local, pod, services, memory, nics))
     try:
         await asyncio.shield(local.opening)
     except BaseException:
@@ -137,15 +142,17 @@ def make_rank(
     connection: Connection,
     services: Services,
     memory: Memory,
-    numa: int | None,
+    nics: Turn,
+    gpu: Gpu | None,
 ) -> LocalRank:
-    """`numa`: where its GPU is; None: no GPU is named, or nobody knows."""
+    """`gpu`: that of the rank; None: none is named, or nobody knows where it is."""
     wanted = services.settings.proxies
     ledger = services.cpus.ledger
-    sample = services.cpus.take(wanted.per_gpu, strict=wanted.numa == "Strict", numa=numa)
+    sample = services.cpus.take(wanted.per_gpu, strict=wanted.numa == "Strict", numa=numa_of(gpu))
 
     def release() -> None:
         ledger.give_back(sample)
+        nics.give_back()
         services.quota.release(memory.grant)
         services.quota.close_session(pod)
         memory.settle()
@@ -167,7 +174,9 @@ def make_rank(
     )
 
 
-async def open_native(local: LocalRank, pod: Pod, services: Services, memory: Memory) -> None:
+async def open_native(
+    local: LocalRank, pod: Pod, services: Services, memory: Memory, nics: Turn
+) -> None:
     from epfabric_agent._native import NativeError
 
     settings = services.settings
@@ -183,6 +192,8 @@ async def open_native(local: LocalRank, pod: Pod, services: Services, memory: Me
             signals=settings.fifo.signals,
             cpus=cpus,
             max_inflight=services.quota.inflight(pod) or 0,
+            nics=list(nics.order),
+            nics_used=nics.used,
             quota_bytes=min(settings.memory.per_pod_bytes, limits.REGION_SPACE_BYTES),
         )
 

@@ -10,9 +10,11 @@ from epfabric_crds import Settings
 
 from epfabric_agent.groups.hub import Hub
 from epfabric_agent.session.gpus import Gpus
+from epfabric_agent.session.nic_turns import NicTurns
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Quota
 from epfabric_agent.session.room import Room
+from epfabric_agent.topology.transport import Port
 
 if TYPE_CHECKING:
     from epfabric_agent._native import Core
@@ -31,6 +33,9 @@ class Services:
     room: Room
     cpus: ProxyCpus
     changed: Callable[[], None]
+    nics: NicTurns
+    ports: tuple[Port, ...] = ()
+    """Of the core, where a session may have an order of its own: all of them reach each other."""
     lines: int = 0
     """NICs over which each proxy's verbs links go; 0: verbs is not what moves data."""
     spares: int = 0

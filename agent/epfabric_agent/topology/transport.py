@@ -26,6 +26,8 @@ class Choice:
     reason: str
     ports: tuple[Port, ...] = ()
     """Those that verbs, or EFA's provider, moves the data over; a proxy has one of them."""
+    connected: bool = False
+    """Whether each of them reaches all of other nodes, not only the one at its place there."""
 
     @property
     def usable(self) -> bool:
@@ -93,10 +95,15 @@ def choose(
     without = "".join(f"; {why}" for why in unfit[:8])
     if usable and wanted.type != "libfabric":
         named = ", ".join(f"{device} ({gid})" for device, _, gid in usable[:8])
-        return Choice("verbs", "", f"{by}; over {named}{without}", tuple(usable))
+        fabric = {port.device for port in ports if port.infiniband}
+        connected = nics.rails == "Connected" or (
+            nics.rails == "Auto" and all(device in fabric for device, _, _ in usable)
+        )
+        return Choice("verbs", "", f"{by}; over {named}{without}", tuple(usable), connected)
     if efa and not (wanted.type == "libfabric" and wanted.allow_tcp):  # such agents have no device
         named = ", ".join(device for device, _, _ in efa[:8])
-        return Choice("libfabric", EFA, f"{by}; over EFA: {named}{without}", tuple(efa))
+        text = f"{by}; over EFA: {named}{without}"
+        return Choice("libfabric", EFA, text, tuple(efa), nics.rails != "Separate")
     found = _found(usable, unfit + others)
     if wanted.type == "verbs":
         return _none(f"{found}: bring one up or choose it by spec.nics.selector, or choose auto")

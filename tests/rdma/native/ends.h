@@ -6,6 +6,7 @@
 #include <epfabric/platform.h>
 
 #include <array>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,13 @@ inline VerbsPort port_at(char end, int rail) {
 inline VerbsPort port_at(char end, int rail, uint32_t psn) {
   VerbsPort out = port_at(end, rail);
   out.psn = psn;
+  return out;
+}
+
+inline uint64_t sent_packets(const std::string& device) {
+  std::ifstream file("/sys/class/infiniband/" + device + "/ports/1/hw_counters/sent_pkts");
+  uint64_t out = 0;
+  file >> out;
   return out;
 }
 

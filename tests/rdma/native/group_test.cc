@@ -127,3 +127,46 @@ TEST_CASE("ranks of two nodes write, signal, drain and meet over two rails") {
   for (const auto& core : group.cores) CHECK(core->failure(1) == "");
   group.close();
 }
+
+TEST_CASE("a rank's proxies use the NICs that were chosen for it, and no others") {
+  constexpr uint64_t kLeast = 200;  // packets
+  for (const uint32_t rail : {1u, 0u}) {
+    CAPTURE(rail);
+    GroupShape shape = shape_of();
+    shape.nics.assign(3, {rail, 1 - rail});
+    shape.nics_used = 1;
+    CoreGroup group(shape);
+    const std::string own = "ra" + std::to_string(rail), other = "ra" + std::to_string(1 - rail);
+    const uint64_t before = sent_packets(own), before_other = sent_packets(other);
+    std::vector<std::thread> threads;
+    std::atomic<int> good{0};
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        for (uint64_t round = 1; round <= 10; ++round) {
+          if (!take_round(group.pods[rank], rank, 3, round)) return;
+        }
+        good += 1;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(good == 3);
+    CHECK(sent_packets(own) - before >= kLeast);
+    CHECK(sent_packets(other) - before_other < kLeast / 4);
+    group.close();
+  }
+}
+
+TEST_CASE("a session that asks for NICs that its core has not is refused") {
+  CoreSettings settings;
+  settings.address = "127.0.2.1";
+  settings.ports = {port_at('a', 0), port_at('a', 1)};
+  Core core(settings);
+  const auto opened = [&](std::vector<uint32_t> nics, uint32_t used) {
+    core.open_session({1, {0, 1, 4, 16, 4}, {-1}, 1 << 20, 0, std::move(nics), used});
+  };
+  CHECK_THROWS_AS(opened({2}, 0), NativeError);
+  CHECK_THROWS_AS(opened({0, 0}, 0), NativeError);
+  CHECK_THROWS_AS(opened({0}, 2), NativeError);
+  CHECK_NOTHROW(opened({1}, 1));
+  core.close();
+}

@@ -25,12 +25,6 @@ inline GroupShape on_rail(int rail) {
   out.ports = {{port_at('a', rail)}, {port_at('b', rail)}};
   return out;
 }
-inline uint64_t sent_packets(const std::string& device) {
-  std::ifstream file("/sys/class/infiniband/" + device + "/ports/1/hw_counters/sent_pkts");
-  uint64_t out = 0;
-  file >> out;
-  return out;
-}
 
 inline uint64_t length_of(uint32_t ring) { return ring == 0 ? kLong : kShort; }
 inline uint64_t word_of(uint64_t round, uint32_t source, uint32_t ring, uint64_t i) {

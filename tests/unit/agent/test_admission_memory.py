@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 from epfabric import messages
 from epfabric_agent.budget import MAILBOX_BYTES, budget_of, queue_bytes
 from epfabric_agent.pods import Pod
+from epfabric_agent.session.nic_turns import Turn
 from epfabric_agent.session.opening import admit_memory, make_rank
 from epfabric_agent.session.quota import Quota, QuotaError
 from epfabric_agent.session.room import RESERVE_BYTES, Room
@@ -79,10 +81,12 @@ def test_a_session_whose_queues_do_not_fit_is_refused_and_has_taken_nothing() ->
 
 def test_room_for_links_is_kept_until_they_are_there_or_the_session_has_ended() -> None:
     agent = Agent(1)
+    turns: list[bool] = []
     for ends_first in (False, True):
         memory = admit_memory(HELLO, POD, agent.services)
+        turn = Turn((0,), 1, partial(turns.append, ends_first))
         nothing = cast(Any, SimpleNamespace(tell=None, hung_up=None))
-        local = make_rank(HELLO, "p", 1, POD, nothing, agent.services, memory, None)
+        local = make_rank(HELLO, "p", 1, POD, nothing, agent.services, memory, turn, None)
         memory.opening.settle()
         # What NICs have pinned by then is no longer to come.
         assert agent.room.held_bytes == queue_bytes(Settings(), 4 * WORLD, 1)[1]
@@ -92,3 +96,4 @@ def test_room_for_links_is_kept_until_they_are_there_or_the_session_has_ended() 
         local.release()
         assert agent.room.held_bytes == 0
         assert agent.quota.used_bytes == 0
+    assert turns == [False, True]  # its NICs are given back with it

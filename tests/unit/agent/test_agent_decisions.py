@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from epfabric_agent.groups.ranges import format_ranges, parse_ranges, spoken
@@ -165,6 +166,24 @@ EFAS = tuple(
     for device, active in (("rdmap0", True), ("rdmap1", True), ("rdmap2", False))
 )
 EFA_KEYS = (("rdmap0", 1, ""), ("rdmap1", 1, ""))
+
+
+@pytest.mark.parametrize("rails", ["Auto", "Connected", "Separate"])
+def test_nics_are_chosen_for_a_gpu_only_where_all_are_said_or_known_to_reach_each_other(
+    rails: Literal["Auto", "Connected", "Separate"],
+) -> None:
+    nics = Nics(rails=rails)
+    roce = (rdma_port("roce0", "10.0.0.1"), rdma_port("roce1", "10.0.1.1"))
+    infiniband = tuple(
+        RdmaPort(name, 1, True, (Gid("fe80::1", IB),), infiniband=True) for name in ("ib0", "ib1")
+    )
+    efa = (RdmaPort("efa0", 1, True, (), driver=EFA),)
+
+    def connected(*ports: RdmaPort) -> bool:
+        return choose(Transport(), nics, ports, [port.device for port in ports]).connected
+
+    assert connected(*roce) == connected(*roce, *infiniband) == (rails == "Connected")
+    assert connected(*infiniband) == connected(*efa) == (rails != "Separate")
 
 
 def test_efa_is_used_by_its_provider_and_before_tcp() -> None:

@@ -15,7 +15,7 @@ from epfabric_agent.kubelet_plugin import listen
 from epfabric_agent.pods import Pod
 from epfabric_agent.proto import podresources_pb2 as api
 from epfabric_agent.proto import podresources_pb2_grpc
-from epfabric_agent.session.gpus import Gpus, nobody
+from epfabric_agent.session.gpus import Gpus, nobody, numa_of
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.topology.machine import Machine
 from epfabric_crds.node import Gpu
@@ -83,7 +83,7 @@ def gpus(kubelet: Path, pace: Pace = PATIENT) -> Gpus:
 
 async def refused(asked: Gpus, uuid: str, by: Pod) -> str:
     with pytest.raises(Refusal) as caught:
-        await asked.home(uuid, by)
+        await asked.named(uuid, by)
     assert caught.value.code == "gpu"
     return str(caught.value)
 
@@ -93,12 +93,14 @@ async def test_a_pod_says_a_gpu_of_its_own_and_no_other_pods(kubelet: Kubelet) -
     kubelet.give("two", [("nvidia.com/gpu", FIRST)])
     kubelet.give("one", [("nvidia.com/gpu", THIRD)], namespace="other")
     asked = gpus(kubelet.path)
-    assert await asked.home(SECOND, one) == 1
-    assert await asked.home(SECOND.removeprefix("GPU-").replace("-", "").upper(), one) == 1
+    assert numa_of(await asked.named(SECOND, one)) == 1
+    assert (
+        numa_of(await asked.named(SECOND.removeprefix("GPU-").replace("-", "").upper(), one)) == 1
+    )
     for theirs in (FIRST, THIRD, "GPU-1", ""):
         said = await refused(asked, theirs, one)
         assert said == f"{theirs!r} is not among the GPUs that the kubelet gave ns/one: {SECOND}"
-    assert await asked.home(None, one) is None
+    assert numa_of(await asked.named(None, one)) is None
 
 
 async def test_a_pod_that_was_given_no_gpu_says_none(kubelet: Kubelet) -> None:
@@ -114,9 +116,9 @@ async def test_a_share_and_a_slice_of_a_gpu_are_the_pods_too(kubelet: Kubelet) -
         "one", [("nvidia.com/gpu.shared", f"{SECOND}::3"), ("nvidia.com/mig-1g.10gb", slice_uuid)]
     )
     asked = gpus(kubelet.path)
-    assert await asked.home(SECOND, one) == 1
-    assert await asked.home(slice_uuid, one) is None  # nobody says where it is
-    assert await asked.home(slice_uuid.replace("MIG-", "GPU-"), one) is None
+    assert numa_of(await asked.named(SECOND, one)) == 1
+    assert numa_of(await asked.named(slice_uuid, one)) is None  # nobody says where it is
+    assert numa_of(await asked.named(slice_uuid.replace("MIG-", "GPU-"), one)) is None
     await refused(asked, FIRST, one)
 
 
@@ -126,15 +128,15 @@ async def test_where_the_kubelet_names_gpus_otherwise_the_node_must_have_it(
 ) -> None:
     one = kubelet.give("one", [given])
     asked = gpus(kubelet.path)
-    assert await asked.home(SECOND, one) == 1
-    assert await asked.home(THIRD, one) is None
+    assert numa_of(await asked.named(SECOND, one)) == 1
+    assert numa_of(await asked.named(THIRD, one)) is None
     said = await refused(asked, "GPU-9", one)
     assert said == "this node has no GPU 'GPU-9' that its agent can see"
 
 
 async def test_without_a_kubelet_the_machine_must_have_the_gpu(tmp_path: Path) -> None:
     for asked in (gpus(tmp_path / "kubelet.sock"), Gpus(nobody, lambda: HERE)):
-        assert await asked.home(SECOND, pod("")) == 1
+        assert numa_of(await asked.named(SECOND, pod(""))) == 1
         assert "has no GPU 'GPU-9'" in await refused(asked, "GPU-9", pod(""))
 
 

@@ -13,7 +13,7 @@ from epfabric import messages
 from epfabric_agent.groups.local_rank import Refusal
 from epfabric_agent.kube.pod_resources import Pace
 from epfabric_agent.pods import Pod
-from epfabric_agent.session.gpus import Gpus
+from epfabric_agent.session.gpus import Gpus, numa_of
 from epfabric_agent.session.opening import open_session
 from unit.agent.test_gpus import FIRST, SECOND, Kubelet, gpus, kubelet, pod, refused
 
@@ -36,14 +36,15 @@ async def test_ranks_that_come_at_once_do_not_ask_once_each(kubelet: Kubelet) ->
     pods = [kubelet.give(f"p{n}", [("nvidia.com/gpu", SECOND)]) for n in range(RANKS)]
     asked = gpus(kubelet.path)
     kubelet.answers.clear()
-    first = asyncio.create_task(asked.home(SECOND, pods[0]))
+    first = asyncio.create_task(asked.named(SECOND, pods[0]))
     await until(lambda: kubelet.asked == 1)
-    others = [asyncio.create_task(asked.home(SECOND, one)) for one in pods]
+    others = [asyncio.create_task(asked.named(SECOND, one)) for one in pods]
     await asyncio.sleep(0)
     first.cancel()  # the others' query goes on
     kubelet.answers.set()
-    assert await all_of(*(asyncio.wait_for(one, WAIT_S) for one in others)) == [1] * RANKS
-    assert await asked.home(SECOND, pods[0]) == 1
+    found = await all_of(*(asyncio.wait_for(one, WAIT_S) for one in others))
+    assert [numa_of(gpu) for gpu in found] == [1] * RANKS
+    assert numa_of(await asked.named(SECOND, pods[0])) == 1
     assert kubelet.asked == 1
     # Those that the answer does not have share one more.
     assert len(await all_of(*(refused(asked, FIRST, one) for one in [*pods, pod("x")]))) > RANKS
@@ -54,11 +55,11 @@ async def test_an_answer_of_before_refuses_no_pod(kubelet: Kubelet) -> None:
     """One that came since, and one that came back under its name with another GPU."""
     one = kubelet.give("one", [("nvidia.com/gpu", FIRST)])
     asked = gpus(kubelet.path)
-    assert await asked.home(FIRST, one) == 0
+    assert numa_of(await asked.named(FIRST, one)) == 0
     two = kubelet.give("two", [("nvidia.com/gpu", SECOND)])
-    assert await asked.home(SECOND, two) == 1
+    assert numa_of(await asked.named(SECOND, two)) == 1
     kubelet.give("one", [("nvidia.com/gpu", SECOND)])
-    assert await asked.home(SECOND, one) == 1
+    assert numa_of(await asked.named(SECOND, one)) == 1
     assert kubelet.asked == 3
 
 
@@ -82,7 +83,7 @@ async def test_a_pod_that_loops_takes_nothing_from_the_others(kubelet: Kubelet) 
     loops = [asyncio.create_task(refused(asked, SECOND, pod("loops"))) for _ in range(RANKS)]
     done, _ = await asyncio.wait(loops, timeout=0.5)
     assert not done, "the kubelet was asked before the pause was over"
-    assert await asked.home(SECOND, one) == 1
+    assert numa_of(await asked.named(SECOND, one)) == 1
     assert kubelet.asked == 1
     for loop in loops:
         loop.cancel()
@@ -109,7 +110,7 @@ async def test_a_kubelet_that_was_silent_is_asked_again(kubelet: Kubelet) -> Non
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
-                assert await asked.home(SECOND, one) == 1
+                assert numa_of(await asked.named(SECOND, one)) == 1
                 break
             except Refusal:
                 await asyncio.sleep(0)
@@ -120,7 +121,7 @@ async def test_a_kubelet_that_has_too_many_calls_is_asked_again_for_a_while(
 ) -> None:
     one = kubelet.give("one", [("nvidia.com/gpu", SECOND)])
     kubelet.busy = 3
-    assert await gpus(kubelet.path).home(SECOND, one) == 1
+    assert numa_of(await gpus(kubelet.path).named(SECOND, one)) == 1
     assert kubelet.asked == 4
     kubelet.busy = 1 << 30
     await refused(gpus(kubelet.path, Pace(answer_s=0.5, pause_s=0.1)), SECOND, one)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from epfabric_agent import _native
 from epfabric_agent.groups.local_rank import LocalRank
+from epfabric_agent.session.nic_turns import Turn
 from epfabric_agent.session.opening import Memory, open_native
 from epfabric_agent.session.proxy_cpus import ProxyCpus
 from epfabric_agent.session.quota import Grant
@@ -51,8 +52,9 @@ class Opening:
             cpus=self.cpus,
         )
         pod = cast(Any, None)
+        turn = Turn((), 0, lambda: None)
         memory = Memory(Grant(pod, 0), *Room(lambda: None).take(0, 0))
-        await open_native(rank, pod, cast(Services, services), memory)
+        await open_native(rank, pod, cast(Services, services), memory, turn)
         assert rank.native is not None
         return [proxy["cpu"] for proxy in rank.native.counters()["proxies"]]
 
