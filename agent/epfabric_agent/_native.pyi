@@ -190,6 +190,10 @@ class Session:
         """Extent of the rank's offset space: the end of its last region."""
     def register_memfd(self, fd: int, bytes: int) -> RegionInfo:
         """Maps, checks and seals a pod's memfd (the caller closes fd). Before open_epoch."""
+    def register_dmabuf(self, fd: int, bytes: int) -> RegionInfo:
+        """Keeps a GPU's memory by its dma-buf (the caller closes fd) and registers it with the NICs
+        of a core that uses verbs. No CPU touches it: what ranks of this node write there, and
+        ATOMICs that no NIC applies, are refused. Before open_epoch."""
     def share(self) -> tuple[int, int]:
         """New descriptors of the pod's and the agent's memfd; the caller closes them."""
     def describe(self) -> bytes:

@@ -98,6 +98,15 @@ concept Endpoint = requires(T endpoint, std::byte* data, uint64_t bytes, const P
   { T::text_of(int{}) } -> std::same_as<std::string>;
 };
 
+// In a descriptor: no CPU may read this memory, so that no WR carries it itself.
+inline constexpr uint64_t kForeign = uint64_t{1} << 63;
+
+// Registers memory that no CPU may touch, by its dma-buf; `data` is where keys say that it begins.
+template <class T>
+concept Foreign = Endpoint<T> && requires(T endpoint, int fd, std::byte* data, uint64_t bytes) {
+  { endpoint.register_dmabuf(fd, data, bytes) } -> std::same_as<typename T::LocalKey>;
+};
+
 // A write completes when the peer's NIC has it, so that how long that takes speaks of the network:
 // pace.h goes by it. line_ns_per_kib(): what 1 KiB takes on the NIC's line; 0 = not known, then own
 // bytes in the way count as others' do.

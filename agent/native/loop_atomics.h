@@ -19,6 +19,10 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
   const AtomicPart part{&ring, &command.atomic, command.op == Op::kCas, command.destination_region,
                         &held.sent};
   const bool here = loopback_.serves(rank) && !remote_.by_nic();
+  if (here && !loopback_.may_change(rank, command.destination_region)) {
+    ring.give_up(Refusal::kUnsupported);
+    return true;
+  }
   const Applied applied = here ? loopback_.atomic(part) : remote_.atomic(part);
   if (applied.how == Applied::How::kBusy) return false;
   if (applied.how == Applied::How::kDone) {
@@ -48,6 +52,7 @@ const char* Loop<Remote>::take_order(Link& link, const ControlRecord& record) {
   for (const Region& region : proxy_.regions_) {
     const uint64_t at = word * kWordBytes;
     if (at < region.extent.begin || at + kWordBytes > region.extent.end) continue;
+    if (region.foreign()) return "an ATOMIC on GPU memory, which NICs alone may change";
     ControlRecord answer;
     answer.kind = RecordKind::kOld;
     answer.ring = record.ring;

@@ -89,7 +89,14 @@ template <class Remote>
 bool Loop<Remote>::advance_write(Ring& ring, Held& held) {
   const uint32_t rank = held.command.write.rank;
   if (epoch_->state(rank) != kPresent) return pass_over(ring, rank);
-  return loopback_.serves(rank) ? post(loopback_, ring, held) : post(remote_, ring, held);
+  if (!loopback_.serves(rank)) return post(remote_, ring, held);
+  const Command& command = held.command;
+  if (command.write.units > 0 &&
+      !loopback_.may_write(rank, command.source_region, command.destination_region)) {
+    ring.give_up(Refusal::kUnsupported);  // such ranks reach each other's memory by themselves
+    return true;
+  }
+  return post(loopback_, ring, held);
 }
 
 // The held command's destination is gone, and with that the command; true.

@@ -29,6 +29,14 @@ class LoopbackTransport {
 
   bool serves(uint32_t rank) const { return targets_[rank].segments != nullptr; }
 
+  // Whether a CPU may do it: none touches GPU memory.
+  bool may_write(uint32_t rank, uint8_t source_region, uint8_t destination_region) const {
+    return !(*own_)[source_region].foreign() && may_change(rank, destination_region);
+  }
+  bool may_change(uint32_t rank, uint8_t region) const {
+    return !(*targets_[rank].regions)[region].foreign();
+  }
+
   Posted write(const WritePart& part, const SignalPart*) const {
     const std::byte* from = (*own_)[part.source_region].at(part.source);
     std::byte* to = (*targets_[part.rank].regions)[part.destination_region].at(part.destination);

@@ -50,6 +50,14 @@ class Mapping {
   static Mapping anonymous(uint64_t bytes, const std::string& what) {
     return Mapping(bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, what);
   }
+  // Addresses without memory: whoever touches one ends with SIGSEGV.
+  static Mapping addresses(uint64_t bytes, const std::string& what) {
+    Mapping out = anonymous(bytes, what);
+    if (::mprotect(out.data_, bytes, PROT_NONE) != 0)
+      throw system_error("addresses for " + std::to_string(bytes) + " bytes of " + what +
+                         " cannot be kept");
+    return out;
+  }
   Mapping(Mapping&& other) noexcept { swap(other); }
   Mapping& operator=(Mapping&& other) noexcept {
     swap(other);

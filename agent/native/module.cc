@@ -175,6 +175,7 @@ void bind_session(nb::module_& module) {
            })
       .def_prop_ro("region_bytes", &Session::region_bytes, Unlocked())
       .def("register_memfd", &Session::register_memfd, "fd"_a, "bytes"_a, Unlocked())
+      .def("register_dmabuf", &Session::register_dmabuf, "fd"_a, "bytes"_a, Unlocked())
       .def("describe",
            [](const Session& self) {
              std::vector<std::byte> blob;

@@ -12,6 +12,11 @@ namespace {
 
 constexpr int kWanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
+void check_bytes(uint64_t bytes) {
+  if (bytes == 0 || bytes % kPageBytes != 0)
+    throw NativeError("a region has a multiple of 4096 bytes, not " + std::to_string(bytes));
+}
+
 void check_whole(int fd, uint64_t bytes) {
   struct stat info{};
   if (::fstat(fd, &info) != 0)
@@ -55,9 +60,7 @@ void check_seals(int fd) {
 }  // namespace
 
 Region map_region(int fd, uint64_t bytes, uint64_t offset) {
-  if (bytes == 0 || bytes % kPageBytes != 0) {
-    throw NativeError("a region has a multiple of 4096 bytes, not " + std::to_string(bytes));
-  }
+  check_bytes(bytes);
   check_seals(fd);
   check_pages(fd);
   check_whole(fd, bytes);
@@ -67,6 +70,22 @@ Region map_region(int fd, uint64_t bytes, uint64_t offset) {
   }
   check_whole(fd, bytes);  // again: from here on the pod cannot change it any more
   return region;
+}
+
+// Of what its exporter made nothing can be taken away while there is a descriptor.
+Region keep_dmabuf(int fd, uint64_t bytes, uint64_t offset) {
+  check_bytes(bytes);
+  struct statfs info{};
+  if (::fstatfs(fd, &info) != 0) throw system_error("the region's dma-buf cannot be examined");
+  if (info.f_type != DMA_BUF_MAGIC)
+    throw NativeError("the region's file descriptor is not a dma-buf: export GPU memory as one");
+  const off_t size = ::lseek(fd, 0, SEEK_END);
+  if (size < 0 || static_cast<uint64_t>(size) < bytes)
+    throw NativeError("the region's dma-buf has " + std::to_string(size) + " bytes, not " +
+                      std::to_string(bytes));
+  FileDescriptor kept(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (kept.get() < 0) throw system_error("the region's dma-buf cannot be kept");
+  return {Mapping::addresses(bytes, "a region"), {offset, offset + bytes}, std::move(kept)};
 }
 
 }  // namespace epfabric::agent

@@ -42,7 +42,16 @@ RemoteTransport<E>::RemoteTransport(const Network& network, uint32_t index, cons
 
 template <Endpoint E>
 RemoteKey RemoteTransport<E>::add_region(const Region& region) {
-  region_keys_.push_back(endpoint_.register_memory(region.memory.data(), region.memory.bytes()));
+  std::byte* const data = region.memory.data();
+  const uint64_t bytes = region.memory.bytes();
+  if constexpr (Foreign<E>) {
+    region_keys_.push_back(region.foreign()
+                               ? endpoint_.register_dmabuf(region.dmabuf.get(), data, bytes)
+                               : endpoint_.register_memory(data, bytes));
+  } else {
+    if (region.foreign()) throw NativeError("GPU memory is registered with verbs' NICs alone");
+    region_keys_.push_back(endpoint_.register_memory(data, bytes));
+  }
   regions_.push_back(&region);
   return region_keys_.back().remote;
 }

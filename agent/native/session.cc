@@ -98,6 +98,31 @@ uint64_t Session::region_bytes() const {
 
 RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
+  const uint64_t offset = place_for(bytes);
+  uint64_t used = 0;
+  for (const Region& region : regions_) used += region.foreign() ? 0 : region.memory.bytes();
+  if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
+    throw NativeError("the region of " + std::to_string(bytes) +
+                      " bytes is over the session's quota of " + std::to_string(quota_bytes_) +
+                      " bytes (" + std::to_string(used) +
+                      " in use): register less, or ask for a larger spec.memory");
+  }
+  return add_region(map_region(fd, bytes, offset));
+}
+
+RegionInfo Session::register_dmabuf(int fd, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (network_ != std::string_view("verbs")) {
+    throw NativeError("GPU memory is for NICs that verbs drives, and data moves by " +
+                      std::string(network_ == std::string_view("none") ? "no network" : network_) +
+                      " here: register host memory");
+  }
+  const uint64_t offset = place_for(bytes);
+  return add_region(keep_dmabuf(fd, bytes, offset));
+}
+
+// Where one more region of so many bytes begins. Throws NativeError.
+uint64_t Session::place_for(uint64_t bytes) const {
   require_open();
   if (epoch_) throw NativeError("regions are registered before the group's epoch opens");
   if (regions_.size() == kMaxRegions) {
@@ -105,19 +130,15 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
                       " regions: use larger ones");
   }
   const uint64_t offset = align_region(used_bytes());
-  uint64_t used = 0;
-  for (const Region& region : regions_) used += region.memory.bytes();
-  if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
-    throw NativeError("the region of " + std::to_string(bytes) +
-                      " bytes is over the session's quota of " + std::to_string(quota_bytes_) +
-                      " bytes (" + std::to_string(used) +
-                      " in use): register less, or ask for a larger spec.memory");
-  }
   if (offset > kMaxRankBytes || bytes > kMaxRankBytes - offset) {
     throw NativeError("a rank's regions end below 64 GiB: register less");
   }
-  Region region = map_region(fd, bytes, offset);
-  take_registration(bytes);
+  return offset;
+}
+
+RegionInfo Session::add_region(Region region) {
+  const Extent extent = region.extent;
+  take_registration(extent.end - extent.begin);
   regions_.push_back(std::move(region));
   half_registered_ = true;
   for (const auto& proxy : proxies_) {
@@ -128,7 +149,7 @@ RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
     keys_[proxy->index()].push_back(request.key);
   }
   half_registered_ = false;
-  return {static_cast<uint32_t>(regions_.size() - 1), offset, bytes};
+  return {static_cast<uint32_t>(regions_.size() - 1), extent.begin, extent.end - extent.begin};
 }
 
 void Session::take_registration(uint64_t bytes) const {

@@ -40,6 +40,8 @@ class Session {
   Session(const Session&) = delete;
 
   RegionInfo register_memfd(int fd, uint64_t bytes);
+  // Memory of a GPU, for NICs that verbs drives; what ranks of this node write to it is refused.
+  RegionInfo register_dmabuf(int fd, uint64_t bytes);
   SessionBlob describe() const;
   // What the pod maps; nothing that close() takes away.
   Shared share() const;
@@ -85,6 +87,8 @@ class Session {
 
  private:
   void require_open() const;
+  uint64_t place_for(uint64_t bytes) const;
+  RegionInfo add_region(Region region);
   void take_registration(uint64_t bytes) const;
   void release_peers(uint64_t timeout_ns);
   void serve_as_delegate(uint64_t timeout_ns);

@@ -33,6 +33,8 @@ class StandbyEndpoint {
   explicit StandbyEndpoint(const Network& network);
 
   LocalKey register_memory(std::byte* data, uint64_t bytes);
+  LocalKey register_dmabuf(int fd, std::byte* data, uint64_t bytes)
+    requires Foreign<E>;
   std::vector<std::byte> address() const;
   // From now on links have one line, and stay on it.
   void stay() { stays_ = true; }
@@ -101,6 +103,8 @@ class StandbyEndpoint {
   std::string settled(PeerIndex index);
 
  private:
+  template <class Each>
+  LocalKey register_by(Each&& each);        // with each line
   static constexpr uint64_t kUntold = 512;  // completions that a poll handles and tells nobody of
 
   struct Line {
@@ -188,10 +192,24 @@ StandbyEndpoint<E>::StandbyEndpoint(const Network& network) : patience_(network.
 template <Resting E>
 typename StandbyEndpoint<E>::LocalKey StandbyEndpoint<E>::register_memory(std::byte* data,
                                                                           uint64_t bytes) {
+  return register_by([&](E& line) { return line.register_memory(data, bytes); });
+}
+
+template <Resting E>
+typename StandbyEndpoint<E>::LocalKey StandbyEndpoint<E>::register_dmabuf(int fd, std::byte* data,
+                                                                          uint64_t bytes)
+  requires Foreign<E>
+{
+  return register_by([&](E& line) { return line.register_dmabuf(fd, data, bytes); });
+}
+
+template <Resting E>
+template <class Each>
+typename StandbyEndpoint<E>::LocalKey StandbyEndpoint<E>::register_by(Each&& each) {
   LocalKey out;
   const uint64_t number = (keys_.size() / own_.size()) << 32;
   for (E& line : own_) {
-    out.lines.push_back(line.register_memory(data, bytes));
+    out.lines.push_back(each(line));
     if (out.lines.back().remote.base != out.lines.front().remote.base)
       throw NativeError("memory begins elsewhere on one NIC than on another: choose one NIC");
   }
@@ -201,7 +219,8 @@ typename StandbyEndpoint<E>::LocalKey StandbyEndpoint<E>::register_memory(std::b
   }
   const auto& first = out.lines.front();
   out.remote = {detail::low_half(first.remote.key) | number, first.remote.base};
-  const uint64_t descriptor = detail::low_half(reinterpret_cast<uint64_t>(first.descriptor));
+  const auto descriptor = reinterpret_cast<uint64_t>(first.descriptor);
+  detail::low_half(descriptor & ~kForeign);
   out.descriptor = reinterpret_cast<void*>(descriptor | number);
   return out;
 }
@@ -266,7 +285,7 @@ ssize_t StandbyEndpoint<E>::elsewhere(PeerIndex index, Pieces pieces, Post&& pos
   std::array<Piece, kMaxPieces> out;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const uint64_t there = (pieces[i].key >> 32) * peer.nics + line.their;
-    const uint64_t here = reinterpret_cast<uint64_t>(pieces[i].descriptor) >> 32;
+    const uint64_t here = (reinterpret_cast<uint64_t>(pieces[i].descriptor) & ~kForeign) >> 32;
     if (there >= peer.keys.size()) return -EINVAL;
     out[i] = pieces[i];
     out[i].key = peer.keys[there];

@@ -47,6 +47,8 @@ class StripedEndpoint {
   void reserve(size_t writes);
 
   LocalKey register_memory(std::byte* data, uint64_t bytes);
+  LocalKey register_dmabuf(int fd, std::byte* data, uint64_t bytes)
+    requires Foreign<E>;
   // Names the memory that is registered by now, and no other.
   std::vector<std::byte> address() const;
   PeerIndex insert(const PeerAddress& peer);
@@ -91,6 +93,8 @@ class StripedEndpoint {
     requires Paced<E>;
 
  private:
+  template <class Each>
+  LocalKey register_by(Each&& each);  // with each line
   struct Peer {
     Stripes stripes;
     std::vector<PeerIndex> at;   // by line that both ends have
@@ -178,11 +182,25 @@ class StripedEndpoint {
 template <Endpoint E>
 typename StripedEndpoint<E>::LocalKey StripedEndpoint<E>::register_memory(std::byte* data,
                                                                           uint64_t bytes) {
+  return register_by([&](E& line) { return line.register_memory(data, bytes); });
+}
+
+template <Endpoint E>
+typename StripedEndpoint<E>::LocalKey StripedEndpoint<E>::register_dmabuf(int fd, std::byte* data,
+                                                                          uint64_t bytes)
+  requires Foreign<E>
+{
+  return register_by([&](E& line) { return line.register_dmabuf(fd, data, bytes); });
+}
+
+template <Endpoint E>
+template <class Each>
+typename StripedEndpoint<E>::LocalKey StripedEndpoint<E>::register_by(Each&& each) {
   LocalKey out;
   out.descriptors = std::make_unique<Descriptors>();
   out.descriptor = out.descriptors.get();
   for (E& line : lines_) {
-    out.lines.push_back(line.register_memory(data, bytes));
+    out.lines.push_back(each(line));
     (*out.descriptors)[out.lines.size() - 1] = out.lines.back().descriptor;
   }
   out.remote = {keys_.size() / lines_.size(), out.lines[0].remote.base};

@@ -51,7 +51,8 @@ ssize_t VerbsEndpoint::post(PeerIndex index, Pieces pieces, ibv_wr_opcode opcode
     request.opcode = last ? opcode : IBV_WR_RDMA_WRITE;
     request.send_flags = last ? IBV_SEND_SIGNALED : 0;
     if (i == 0 && peer.atomics > 0) request.send_flags |= IBV_SEND_FENCE;
-    if (piece.bytes <= inlined_ && request.opcode != IBV_WR_RDMA_READ)
+    const bool readable = (reinterpret_cast<uint64_t>(piece.descriptor) & kForeign) == 0;
+    if (piece.bytes <= inlined_ && readable && request.opcode != IBV_WR_RDMA_READ)
       request.send_flags |= IBV_SEND_INLINE;
     request.imm_data = htobe32(imm);
     request.wr.rdma.remote_addr = piece.address;

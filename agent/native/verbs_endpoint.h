@@ -26,6 +26,7 @@ class VerbsEndpoint {
   explicit VerbsEndpoint(const VerbsPort& port);
 
   LocalKey register_memory(std::byte* data, uint64_t bytes);
+  LocalKey register_dmabuf(int fd, std::byte* data, uint64_t bytes);
   std::vector<std::byte> address() const { return bytes_of(address_); }
   PeerIndex insert(const PeerAddress& peer);
   // Sends a greeting to each peer that is not met yet; makes its queue pair first.

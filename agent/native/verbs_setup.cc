@@ -138,6 +138,14 @@ VerbsEndpoint::LocalKey VerbsEndpoint::register_memory(std::byte* data, uint64_t
   return out;
 }
 
+VerbsEndpoint::LocalKey VerbsEndpoint::register_dmabuf(int fd, std::byte* data, uint64_t bytes) {
+  LocalKey out;
+  out.region = device_.register_dmabuf(fd, 0, bytes, reinterpret_cast<uint64_t>(data));
+  out.remote = {out.region->rkey, reinterpret_cast<uint64_t>(data)};
+  out.descriptor = reinterpret_cast<void*>(kForeign | out.region->lkey);
+  return out;
+}
+
 PeerIndex VerbsEndpoint::insert(const PeerAddress& peer) {
   const VerbsAddress at = verbs_address(peer.address);
   Peer& added = peers_.emplace_back();

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from epfabric.errors import CommandRefused, GroupFailed, SessionError, Timeout
+from epfabric.opening import connect
 from epfabric.region import Region
 from epfabric.ring import Ring
-from epfabric.session import Session, connect
+from epfabric.session import Session
 
 if TYPE_CHECKING:
     from epfabric.buffer import Buffer, ElasticBuffer

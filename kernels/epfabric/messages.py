@@ -53,6 +53,7 @@ ERROR_CODES = frozenset(
         "world-size",  # the group was opened with another world size
         "duplicate-rank",  # another pod holds this rank
         "bad-memfd",  # the file descriptor is not what register() asks for
+        "bad-dmabuf",  # nor what register_gpu() asks for, or the node's NICs take none
         "bad-fd",  # what came is not one file descriptor that other ranks may have
         "not-offered",  # the rank has no memory of that name, or is not on this node
         "quota",  # more memory, sessions, regions or descriptors than there may be
@@ -110,10 +111,11 @@ class HelloReply(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Register(Message):
-    """Offers memory to the fabric, before join; the packet carries its memfd."""
+    """Offers memory to the fabric, before join; the packet carries its memfd, or the dma-buf of a
+    GPU's memory."""
 
     TYPE: ClassVar[str] = "register"
-    kind: str = fields.one_of(frozenset({"memfd"}))
+    kind: str = fields.one_of(frozenset({"memfd", "dmabuf"}))
     bytes: int = fields.integer(PAGE_BYTES, REGION_SPACE_BYTES, PAGE_BYTES)
 
 

@@ -20,6 +20,10 @@ class Region:
     offset: int
     array: NDArray[np.uint8]
 
+    @property
+    def size_bytes(self) -> int:
+        return self.array.nbytes
+
     def view(self, start: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
         """The bytes from start on as an array of shape and dtype; writes go to the region."""
         count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

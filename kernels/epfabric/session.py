@@ -1,4 +1,4 @@
-"""A rank's session with the agent of its node: epfabric.connect() and what it returns."""
+"""A rank's session with the agent of its node: what epfabric.connect() returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import queue
 import socket as sockets
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -17,9 +16,7 @@ from epfabric import messages, wire
 from epfabric.broker import Broker
 from epfabric.errors import GroupFailed, SessionError, Timeout
 from epfabric.failure import Failure, wait_until
-from epfabric.identity import gpu_in_use, rank_and_world
 from epfabric.lending import Lending, Loan
-from epfabric.limits import ABI_OLDEST, ABI_VERSION
 from epfabric.region import Region, make_memfd
 from epfabric.ring import Ring
 from epfabric.trial import Cuda, Maker, Trial
@@ -28,7 +25,8 @@ from epfabric.watch import Answer, Watch
 if TYPE_CHECKING:
     from epfabric_host import _producer
 
-DEFAULT_SOCKET = "/var/run/epfabric/agent.sock"
+    from epfabric.cuda.gpu_region import GpuRegion
+
 _LEAVE_TIMEOUT_S = 30.0
 _ANSWER_MARGIN_S = 10.0
 _OPEN_S = 60.0  # once all ranks are there; the agent's bound and a margin
@@ -114,19 +112,27 @@ class Session:
 
     def register(self, size_bytes: int) -> Region:
         """Makes memory that other ranks may write and this rank may send from; before join()."""
-        if self.epoch is not None:
-            raise SessionError("register() comes before join(): peers were told all regions there")
         fd, array = make_memfd(size_bytes)
+        return Region(self._register("memfd", fd, array.nbytes), array[:size_bytes])
+
+    def register_gpu(self, size_bytes: int) -> GpuRegion:
+        """The same in memory of the current context's GPU, from and to which NICs move it by
+        themselves. Raises SessionError where the GPU, its driver or the node's NICs cannot."""
+        from epfabric.cuda.gpu_region import made
+
+        return made(size_bytes, lambda fd, whole: self._register("dmabuf", fd, whole))
+
+    def _register(self, kind: str, fd: int, size_bytes: int) -> int:
+        """Where it begins; the descriptor is closed."""
         try:
-            reply = self._ask(
-                messages.Register(kind="memfd", bytes=array.nbytes),
-                messages.RegisterReply,
-                self._timeout_s,
-                fds=(fd,),
-            )
+            if self.epoch is not None:
+                raise SessionError(
+                    "register comes before join(): peers were told all regions there"
+                )
+            request = messages.Register(kind=kind, bytes=size_bytes)
+            return self._ask(request, messages.RegisterReply, self._timeout_s, fds=(fd,)).offset
         finally:
             os.close(fd)
-        return Region(reply.offset, array[:size_bytes])
 
     def join(self) -> None:
         """Waits until all ranks of the group are there; bounded by the fabric's joinTimeout.
@@ -336,57 +342,6 @@ class Session:
         self._closed = True
         self._segments.detach()
         self._sock.close()
-
-
-def connect(
-    socket: str | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    *,
-    gpu: str | None = None,
-    timeout_s: float = 60.0,
-) -> Session:
-    """Opens this process's session with the agent of its node.
-
-    socket: the agent's socket, by default EPFABRIC_SOCKET or where the volume is mounted.
-    rank, world_size: by default from RANK and WORLD_SIZE, then JOB_COMPLETION_INDEX,
-    LWS_WORKER_INDEX, the pod's ordinal. gpu: the UUID of the GPU that this process uses, near which
-    its proxies then run; by default that of the current CUDA context, and none where its agent does
-    not take that one. "": none. timeout_s: bound of connecting and of every later wait
-    that is given none. Raises SessionError with what to do.
-    """
-    try:
-        from epfabric_host import _producer
-    except ImportError as error:
-        raise SessionError(
-            "a CPU process needs the native producer: pip install 'epfabric[host]'"
-        ) from error
-
-    rank, world_size = rank_and_world(os.environ, sockets.gethostname(), rank, world_size)
-    path = socket or os.environ.get("EPFABRIC_SOCKET") or DEFAULT_SOCKET
-    deadline = time.monotonic() + timeout_s
-    try:
-        hello = messages.Hello(
-            abi=ABI_VERSION, oldest=ABI_OLDEST, rank=rank, world_size=world_size,
-            gpu=gpu_in_use() if gpu is None else gpu or None, pid=os.getpid(),
-        )  # fmt: skip
-    except messages.MessageError as error:
-        raise SessionError(str(error)) from error
-    sock, reply, fds = wire.attach(path, hello, deadline, gpu_asked=gpu is not None)
-    try:
-        try:
-            segments = _producer.Segments(
-                *fds, reply.rings, reply.depth, reply.signals, reply.world_size
-            )
-        except (ValueError, OSError) as error:
-            raise SessionError(str(error)) from error
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return Session(sock, reply, segments, timeout_s)
-    except BaseException:
-        sock.close()
-        raise
 
 
 def _forget_all() -> None:

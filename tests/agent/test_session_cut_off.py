@@ -168,6 +168,29 @@ async def test_an_agent_that_serves_nothing_turns_pods_away(tmp_path: Path) -> N
         runtime._services = services
 
 
+async def test_gpu_memory_is_refused_where_no_nic_moves_it_and_takes_no_room(
+    tmp_path: Path,
+) -> None:
+    """Over tcp a CPU would have to read it. The descriptor is no dma-buf either."""
+    async with serving(tmp_path) as (runtime, path):
+        loop = asyncio.get_running_loop()
+        with connected(path) as sock:
+            assert (await ask(sock, hello(world=1)))["ok"]
+            held, before = runtime._quota.used_bytes, files()
+            fd = os.memfd_create("gpu")
+            os.truncate(fd, 65536)
+            socket.send_fds(sock, [b'{"type":"register","kind":"dmabuf","bytes":65536}'], [fd])
+            os.close(fd)
+            said = json.loads(await asyncio.wait_for(loop.sock_recv(sock, 65536), WAIT_S))["error"]
+            assert said["code"] == "bad-dmabuf"
+            assert "data moves by libfabric here: register host memory" in said["message"]
+            assert (await ask(sock, b'{"type":"register","kind":"dmabuf","bytes":65536}'))["error"][
+                "message"
+            ] == "register carries one dmabuf, not 0 files"
+            assert (runtime._quota.used_bytes, files()) == (held, before)
+            assert (await ask(sock, b'{"type":"join"}'))["ok"]
+
+
 async def test_requests_out_of_order_are_refused_and_the_session_goes_on(tmp_path: Path) -> None:
     async with serving(tmp_path) as (runtime, path):
         before = files()

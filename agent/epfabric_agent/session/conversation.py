@@ -155,23 +155,25 @@ class Conversation:
         assert self._services is not None
         if local.stage is not Stage.OPEN:
             raise Refusal("bad-state", "register comes before join")
+        code, host = f"bad-{request.kind}", request.kind == "memfd"
         if len(packet.fds) != 1:
-            raise Refusal("bad-memfd", f"register carries one memfd, not {len(packet.fds)} files")
+            raise Refusal(code, f"register carries one {request.kind}, not {len(packet.fds)} files")
         if len(self._grants) >= MAX_REGIONS:
             raise Refusal("quota", f"a session has at most {MAX_REGIONS} regions")
         try:
-            grant = self._services.quota.grant(self._pod, request.bytes)
+            grant = self._services.quota.grant(self._pod, request.bytes if host else 0)
         except QuotaError as error:
             raise Refusal(error.code, str(error)) from error
         self._grants.append(grant)  # until the session is closed, also where this is cut off
-        register = partial(local.session.register_memfd, packet.fds[0], request.bytes)
+        kind = local.session.register_memfd if host else local.session.register_dmabuf
+        register = partial(kind, packet.fds[0], request.bytes)
         try:
             region = await self._connection.thread.run(register)
         except (NativeError, MemoryError) as error:
             self._grants.remove(grant)
             self._services.quota.release(grant)
             text = str(error) or "the agent has no memory left to map it"
-            raise Refusal("bad-memfd", text) from error
+            raise Refusal(code, text) from error
         return messages.RegisterReply(
             region=region.region, offset=region.offset, bytes=region.bytes
         )

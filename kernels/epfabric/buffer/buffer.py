@@ -5,7 +5,7 @@ Shapes, types and meanings are DeepEP's; docs/deepep.md lists where this differs
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from epfabric.buffer.config import Config, recommended, throughput_region_bytes
 from epfabric.buffer.event import EventHandle, EventOverlap
@@ -17,6 +17,9 @@ from epfabric.buffer.tensors import checked_tensor, view_of
 from epfabric.cuda.window import MAX_TOPK, Shape, region_bytes, window_of
 from epfabric.region import Region
 from epfabric.session import Session
+
+if TYPE_CHECKING:
+    from epfabric.cuda.gpu_region import GpuRegion
 
 
 class Buffer(Owned):
@@ -49,8 +52,8 @@ class Buffer(Owned):
         comm: Any = None,
         *,
         session: Session | None = None,
-        region: Region | None = None,
-        throughput_region: Region | None = None,
+        region: Region | GpuRegion | None = None,
+        throughput_region: Region | GpuRegion | None = None,
     ) -> None:
         for name, one, wanted in (
             ("region", region, low_latency_mode),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epfabric.buffer.attached import MEET_S
 from epfabric.buffer.low_latency import LowLatencyCalls
@@ -22,6 +22,9 @@ from epfabric.cuda.through import AgentEnd
 from epfabric.cuda.window import Shape
 from epfabric.errors import SessionError
 from epfabric.region import Region
+
+if TYPE_CHECKING:
+    from epfabric.cuda.gpu_region import GpuRegion
 
 
 @dataclass
@@ -40,8 +43,8 @@ class Parts:
     @staticmethod
     def make(
         group: Any, comm: Any, session: Any, *, nvl_bytes: int, low_latency_bytes: int, mask: bool,
-        timeout_s: float, low_latency_sms: int, region: Region | None = None,
-        throughput_region: Region | None = None,
+        timeout_s: float, low_latency_sms: int, region: Region | GpuRegion | None = None,
+        throughput_region: Region | GpuRegion | None = None,
     ) -> Parts:  # fmt: skip
         """region, throughput_region: of either kind of calls, for ranks whose memory is not
         reached. Raises SessionError where one is not reached, ValueError for no group. With a

@@ -66,9 +66,10 @@ class SharedMemory:
     address: int
     size_bytes: int
 
-    def __init__(self, size_bytes: int) -> None:
-        """Makes it on that GPU: zeros, of at least so many bytes."""
+    def __init__(self, size_bytes: int, *, for_nics: bool = False) -> None:
+        """Makes it on that GPU: zeros, of at least so many bytes. for_nics: these write it too."""
         properties = _properties()
+        properties.allocFlags.gpuDirectRDMACapable = int(for_nics)
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         unit = int(checked(driver.cuMemGetAllocationGranularity(properties, least)))
         whole = -(-size_bytes // unit) * unit

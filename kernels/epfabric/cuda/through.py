@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from epfabric.cuda import channels, low_latency
 from epfabric.cuda.low_latency import Through
@@ -14,6 +15,9 @@ from epfabric.lending import FIRST_RING
 from epfabric.limits import OFFSET_UNIT
 from epfabric.region import Region
 from epfabric.session import Session
+
+if TYPE_CHECKING:
+    from epfabric.cuda.gpu_region import GpuRegion
 
 MAX_OFFSET = OFFSET_UNIT << 32
 
@@ -26,12 +30,13 @@ class AgentEnd:
     """
 
     def __init__(
-        self, session: Session, timeout_s: float, *, low_latency_region: Region | None = None,
-        throughput_region: Region | None = None,
+        self, session: Session, timeout_s: float, *,
+        low_latency_region: Region | GpuRegion | None = None,
+        throughput_region: Region | GpuRegion | None = None,
     ) -> None:  # fmt: skip
         regions = (low_latency_region, throughput_region)
         for region in regions:
-            if region is not None and region.offset + region.array.nbytes > MAX_OFFSET:
+            if region is not None and region.offset + region.size_bytes > MAX_OFFSET:
                 raise SessionError(f"commands reach {MAX_OFFSET} bytes: the region ends beyond")
         words = [
             count if region is not None else 0
@@ -73,14 +78,18 @@ class AgentEnd:
             self._heads, self._rank = self._rank.heads(), None
         self._stack.close()
 
-    def _through(self, region: Region, first_signal: int, undo: ExitStack) -> Through:
+    def _through(self, region: Region | GpuRegion, first_signal: int, undo: ExitStack) -> Through:
         assert self._rank is not None
-        mapped = Mapped(int(region.array.ctypes.data), region.array.nbytes)
-        undo.callback(mapped.close)
+        if isinstance(region, Region):
+            mapped = Mapped(int(region.array.ctypes.data), region.size_bytes)
+            undo.callback(mapped.close)
+            address = mapped.address
+        else:
+            address = region.address
         return Through(
             rank=self._rank.address,
-            region=mapped.address,
-            size_bytes=region.array.nbytes,
+            region=address,
+            size_bytes=region.size_bytes,
             offset=region.offset,
             rings=self._session.rings,
             first_ring=FIRST_RING,
