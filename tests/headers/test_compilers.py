@@ -21,10 +21,11 @@ KERNELS = {
     HERE.parent / "gpu/atomics.cu": ["change_words"],
     CUDA / "low_latency.cu": [*LOW_LATENCY, "settle"],
     CUDA / "routing.cu": ["route_tokens"],
+    CUDA / "places.cu": ["place_rows", "spread_rows", "sum_rows"],
     CUDA / "channels.cu": CHANNELS,
 }
 
-WITHIN_ONE_GPU = {"routing.cu"}
+WITHIN_ONE_GPU = {"routing.cu", "places.cu"}
 
 
 def run(*command: str) -> str:

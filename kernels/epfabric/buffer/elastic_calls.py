@@ -9,20 +9,13 @@ import numpy as np
 
 from epfabric.buffer.config import Config
 from epfabric.buffer.event import EventHandle, EventOverlap
-from epfabric.buffer.expanded import (
-    add_up,
-    ends_of,
-    padded,
-    places_of,
-    rows_of,
-    spread,
-    weights_at,
-    weights_back,
-)
+from epfabric.buffer.expanded import ends_of, padded
 from epfabric.buffer.layout import layout_of
 from epfabric.buffer.parts import Parts
 from epfabric.buffer.request import EPHandle, Request
 from epfabric.buffer.tensors import checked_tensor
+from epfabric.cuda import places
+from epfabric.cuda.kernels import Kernels
 
 _SCALES_ALIGNMENT = 4  # of column-major scales: 16 bytes
 Event = EventHandle | EventOverlap | None
@@ -36,6 +29,9 @@ class ElasticCalls:
         import torch
 
         self._torch, self._parts, self._order = torch, parts, parts.order
+        self._kernels = Kernels(places.SOURCE)
+        for name in places.NAMES:  # the driver loads them only while no kernel runs
+            self._kernels.function(name)
 
     def dispatch(
         self, x: Any, topk_idx: Any, topk_weights: Any, request: Request, *, sums: Any,
@@ -133,19 +129,15 @@ class ElasticCalls:
         """As ElasticBuffer.combine."""
         torch, first = self._torch, self._after(after, also_after, aside)
         if handle.do_expand:
-            places, total = handle.places, handle.num_expanded_tokens
+            total = handle.num_expanded_tokens
             checked_tensor(x, "x", torch.bfloat16, (total, None))
             if topk_weights is not None:
                 checked_tensor(topk_weights, "topk_weights", torch.float32, (total,))
             stream = self._order.begin(aside, first)
             with torch.cuda.stream(stream):
-                shape = (len(places), x.shape[1])
-                sums = torch.zeros(shape, dtype=torch.float32, device=x.device)
-                add_up(torch, x, places, sums)
-                given, x = (x, topk_weights), sums.bfloat16()
-                if topk_weights is not None:
-                    topk_weights = weights_back(torch, topk_weights, places)
-            first = self._order.end(stream, aside, (*given, x, topk_weights, places))
+                given = (x, topk_weights)
+                x, topk_weights = self._summed(x, topk_weights, handle, stream.cuda_stream)
+            first = self._order.end(stream, aside, (*given, x, topk_weights, handle.places))
         return self._parts.throughput.combine(
             x,
             handle.routes,
@@ -171,10 +163,68 @@ class ElasticCalls:
         return each, ends, padded(known, alignment).tolist()
 
     def _place(self, handle: EPHandle, each: Any) -> None:
-        torch, total = self._torch, handle.num_expanded_tokens
-        handle.places = places_of(torch, handle.experts, each, handle.expert_alignment, total)
-        blank = torch.full((total + 1,), -1, dtype=torch.int64, device=each.device)
-        handle.rows = rows_of(torch, handle.places, blank)
+        torch, total, experts = self._torch, handle.num_expanded_tokens, handle.experts
+        handle.places = torch.empty_like(experts)
+        handle.rows = torch.empty(total, dtype=torch.int64, device=each.device)
+        places.place(
+            self._kernels,
+            experts.data_ptr(),
+            each.data_ptr(),
+            handle.places.data_ptr(),
+            handle.rows.data_ptr(),
+            shape=tuple(experts.shape),
+            experts=len(each),
+            alignment=handle.expert_alignment,
+            total=total,
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
+
+    def _spread(self, values: Any, scales: Any, weights: Any, handle: EPHandle, zero: bool) -> Any:
+        """Values, scales and weights of the rows at their places."""
+        total = handle.num_expanded_tokens
+
+        def pair(one: Any) -> tuple[Any, tuple[int, int]]:
+            """What is returned, and where both begin."""
+            if one is None:
+                return None, (0, 0)
+            to = one.new_empty((total, *one.shape[1:]) if one is not weights else total)
+            return to, (one.data_ptr(), to.data_ptr())
+
+        (out, at), (out_scales, scales_at), (out_weights, weights_at) = map(
+            pair, (values, scales, weights)
+        )
+        places.spread(
+            self._kernels,
+            at,
+            scales_at,
+            weights_at,
+            handle.places.data_ptr(),
+            handle.rows.data_ptr(),
+            shape=tuple(handle.places.shape),
+            row_bytes=values.shape[1] * values.element_size(),
+            scale_bytes=0 if scales is None else scales.shape[1] * scales.element_size(),
+            total=total,
+            zero=zero,
+            stream=self._torch.cuda.current_stream().cuda_stream,
+        )
+        return out, out_scales, out_weights
+
+    def _summed(self, x: Any, weights: Any, handle: EPHandle, stream: int) -> tuple[Any, Any]:
+        """Of each row the sum of its experts' rows, and their weights by choice."""
+        sums = x.new_empty((len(handle.places), x.shape[1]))
+        back: Any = None if weights is None else weights.new_empty(handle.places.shape)
+        places.add_up(
+            self._kernels,
+            x.data_ptr(),
+            sums.data_ptr(),
+            (0, 0) if weights is None else (weights.data_ptr(), back.data_ptr()),
+            handle.places.data_ptr(),
+            shape=tuple(handle.places.shape),
+            row_bytes=x.shape[1] * x.element_size(),
+            total=len(x),
+            stream=stream,
+        )
+        return sums, back
 
     def _laid_out(
         self, x: Any, out: Any, weights: Any, handle: EPHandle, zero: bool, columns: bool
@@ -185,14 +235,7 @@ class ElasticCalls:
         if scales is not None:
             scales = scales.view(x[1].dtype)
         if handle.do_expand:
-            words = spread(torch, values.view(torch.int64), handle.rows, zero=zero)
-            values = words.view(values.dtype)
-            if scales is not None:
-                scales = spread(torch, scales, handle.rows, zero=zero)
-            if weights is not None:
-                total = handle.num_expanded_tokens
-                blank = torch.zeros(total + 1, dtype=torch.float32, device=weights.device)
-                weights = weights_at(torch, weights, handle.places, blank)
+            values, scales, weights = self._spread(values, scales, weights, handle, zero)
         if scales is None:
             return values, weights
         if columns:
