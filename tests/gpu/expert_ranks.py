@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +19,7 @@ from epfabric.cuda.low_latency import (
 )
 from epfabric.cuda.rank import checked
 from epfabric.cuda.window import SCALE_CHANNELS, Shape
+from gpu.at_once import MUCH_BYTES, at_once
 
 POISON = 0xFF  # NaN in every type used here, -1 as an integer
 RECEIPT_WORDS = 4
@@ -52,13 +51,6 @@ FP8_VALUES = _fp8_values()
 def float_of_fp8(codes: np.ndarray) -> np.ndarray:
     found: np.ndarray = FP8_VALUES[codes]
     return found
-
-
-def at_once(calls: Iterable[Callable[[], None]]) -> None:
-    """By as many threads as there are processors; raises what the first of them that fails does."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done in [pool.submit(call) for call in calls]:
-            done.result()
 
 
 class Array:
@@ -290,6 +282,7 @@ def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> No
     shape = ranks[0].end.shape
     local = shape.local_experts
     checks: list[Callable[[], None]] = []
+    size = 0
     for rank in ranks:
         out = rank.sets[which]
         counts, ranges = out.expert_counts.read(), out.ranges.read()
@@ -311,7 +304,8 @@ def check_dispatch(ranks: list[Rank], which: int = 0, power: bool = False) -> No
                 checks.append(partial(check_rows, batch, tokens, received[rows], codes, power))
                 end += int(count)
             assert counts[expert] == end
-    at_once(checks)
+            size += received.nbytes
+    at_once(checks, size)
 
 
 def check_rows(
@@ -360,6 +354,8 @@ def check_combine(
     """Each token's weighted sum over its experts, in float64; `without`: ranks that were lost."""
     shape = ranks[0].end.shape
     checks: list[Callable[[], None]] = []
+    size = sum(rows.nbytes for one in results for rows in one)
+    step = SUMMED_CHANNELS if size >= MUCH_BYTES else shape.hidden
     for rank in ranks:
         if rank.end.rank in without:
             continue
@@ -380,10 +376,10 @@ def check_combine(
                 weights = batch.weights[at, chosen.argmax(axis=1)].astype(np.float64)
                 assert len(np.unique(at)) == len(at)
                 parts.append((at, weights[:, None], results[owner][expert][rows]))
-        for first in range(0, shape.hidden, SUMMED_CHANNELS):
-            channels = slice(first, first + SUMMED_CHANNELS)
+        for first in range(0, shape.hidden, step):
+            channels = slice(first, first + step)
             checks.append(partial(check_sums, combined[:, channels], parts, channels))
-    at_once(checks)
+    at_once(checks, size)
 
 
 def check_sums(
