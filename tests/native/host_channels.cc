@@ -142,7 +142,7 @@ Received Rank::dispatch(Sent& sent, uint32_t room, bool again) {
   const auto rows = room != 0 ? room : static_cast<uint32_t>(sent.firsts[shape.world]);
   received.source_tokens.assign(rows, -1);
   received.rows.assign(size_t{rows} * shape.row_bytes / 2, 0xffff);
-  received.topk.assign(size_t{rows} * shape.topk, -1);
+  received.topk.assign(size_t{rows} * shape.topk, 0x7f7f7f7f);
   received.weights.assign(received.topk.size(), -1);
   const kernels::ChannelDispatch call{bytes_of(sent.tokens),
                                       nullptr,
@@ -160,7 +160,7 @@ Received Rank::dispatch(Sent& sent, uint32_t room, bool again) {
                                       sent.count,
                                       local,
                                       rows,
-                                      0};
+                                      1};
   state_->launch(state_->parts() * shape.channels,
                  [&] { channels_dispatch(state_->buffer, call); });
   return received;

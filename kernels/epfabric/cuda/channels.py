@@ -147,7 +147,7 @@ class ChannelDispatch(ctypes.Structure):
                 "received_weights",
             )
         ),
-        *((name, ctypes.c_uint32) for name in ("count", "local_experts", "rows", "reserved")),
+        *((name, ctypes.c_uint32) for name in ("count", "local_experts", "rows", "fills")),
     ]  # fmt: skip
 
 
@@ -290,13 +290,6 @@ class Channels:
         """Launches, after meet() on the same stream."""
         blocks = self.parts * self.buffer.shape.channels
         self._kernels.launch("channels_combine", blocks, stream, self.buffer, call)
-
-    def fill(self, address: int, size_bytes: int, *, stream: int) -> None:
-        """With ones in every bit: -1 in integers."""
-        from cuda.bindings import driver
-
-        if size_bytes:
-            checked(driver.cuMemsetD8Async(address, 0xFF, size_bytes, stream))
 
     def failure(self) -> str | None:
         """What a kernel of this buffer waited for in vain, if one has, or why it was aborted."""

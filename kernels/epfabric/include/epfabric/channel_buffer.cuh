@@ -99,12 +99,17 @@ EPF_DEVICE inline bool failed(const ChannelBuffer& buffer) {
   return platform::load_device(&buffer.state->failed) != 0;
 }
 
-// By a block: one answer for all of its threads, while other blocks may be failing the buffer.
-EPF_DEVICE inline bool block_failed(const ChannelBuffer& buffer) {
-  EPF_SHARED bool over;
-  if (platform::thread() == 0) over = failed(buffer);
+// By a block, first of all: whether there is a call to be made, and its number. One answer for all
+// of its threads, while other blocks may be failing the buffer.
+EPF_DEVICE inline bool begins(const ChannelBuffer& buffer, uint64_t& number) {
+  EPF_SHARED uint64_t calls, failure;
+  if (platform::thread() == 0) {
+    failure = platform::load_device(&buffer.state->failed);
+    calls = platform::load_device(&buffer.state->calls);
+  }
   platform::block_barrier();
-  return over;
+  number = calls - 1;
+  return failure == 0;
 }
 
 EPF_DEVICE inline void fail(const ChannelBuffer& buffer, ChannelAwaited what, uint32_t rank) {

@@ -24,8 +24,8 @@ struct ChannelDispatch {
   int64_t* received_topk;       // [rows, topk]: expert of this rank, or -1
   float* received_weights;      // [rows, topk]: 0 where there is no expert
   uint32_t count, local_experts;
-  uint32_t rows;  // that there is room for
-  uint32_t reserved;
+  uint32_t rows;   // that there is room for
+  uint32_t fills;  // not 0: rows that nobody sends get -1 in received_topk
 };
 
 namespace detail {
@@ -37,28 +37,52 @@ EPF_DEVICE inline Range channel_range(uint32_t count, uint32_t channels, uint32_
   return {first, first + each < count ? first + each : count};
 }
 
+// Of these, those whose rows on this rank are laid out by the block that receives: so both blocks
+// write about as much, and that one does not wait idly.
+EPF_DEVICE inline Range kept_range(const Range& tokens) {
+  return {tokens.first, tokens.first + (tokens.end - tokens.first) / 2};
+}
+
 struct ChannelBatch {
-  uint32_t starts[kChannelRanks];                        // by destination: sent before this batch
-  uint32_t ends[kChannelRanks];                          // and with it
-  int32_t places[kChannelBatch][kChannelRanks];          // of the channel; -1: does not go there
+  uint32_t starts[kChannelRanks];  // by destination: sent before this batch
+  uint32_t ends[kChannelRanks];    // and with it
+  // Of the channel; -1: does not go there. The last column keeps a warp's tokens on banks of their
+  // own.
+  int32_t places[kChannelBatch][kChannelRanks + 1];
   unsigned char* targets[kChannelWarps][kChannelRanks];  // of the token that a warp has in hand
   uint64_t own_first;                                    // the first row that stays on this rank
+  uint32_t own_begin;                                    // tokens before have their rows by keep()
   uint32_t failed;
 };
 
-// By one thread: where those of a batch's tokens lie that go to a destination, by its number in the
-// batch.
-EPF_DEVICE inline Range count_batch(uint32_t tokens, uint32_t to, ChannelBatch& out) {
-  uint32_t position = out.starts[to] = out.ends[to];
-  for (uint32_t i = 0; i < tokens; ++i) {
-    if (out.places[i][to] != 0) {
-      out.places[i][to] = static_cast<int32_t>(position++);
-    } else {
-      out.places[i][to] = -1;
-    }
+// By a warp: where those of a batch's tokens lie that go to a destination; goes(i) says it of the
+// i-th.
+template <typename Goes>
+EPF_DEVICE Range count_batch(uint32_t tokens, uint32_t to, ChannelBatch& out, Goes goes) {
+  constexpr uint32_t kLooks = kChannelBatch / platform::kWarpSize;
+  const uint32_t me = platform::lane();
+  const uint32_t start = out.ends[to];
+  bool is[kLooks];
+#pragma unroll
+  for (uint32_t look = 0; look < kLooks; ++look) {
+    const uint32_t i = look * platform::kWarpSize + me;
+    is[look] = i < tokens && goes(i);
   }
-  out.ends[to] = position;
-  return {out.starts[to], position};
+  uint32_t end = start;
+#pragma unroll
+  for (uint32_t look = 0; look < kLooks; ++look) {
+    const uint32_t i = look * platform::kWarpSize + me;
+    const uint64_t all = platform::ballot(is[look]);
+    const uint32_t before = platform::count_bits(all & ((uint64_t{1} << me) - 1));
+    if (i < tokens) out.places[i][to] = is[look] ? static_cast<int32_t>(end + before) : -1;
+    end += platform::count_bits(all);
+  }
+  platform::warp_barrier();
+  if (me == 0) {
+    out.starts[to] = start;
+    out.ends[to] = end;
+  }
+  return {start, end};
 }
 
 // By one thread: waits until there is room for slots; freed() says how many are free again.
@@ -90,24 +114,21 @@ EPF_DEVICE inline void place_batch(const ChannelBuffer& buffer, const ChannelDis
                                    ChannelBatch& out) {
   const uint32_t world = buffer.shape.world;
   const uint32_t tokens = batch.end - batch.first;
-  for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
-    const uint8_t* in_rank = call.in_rank + (uint64_t{batch.first} + unit / world) * world;
-    out.places[unit / world][unit % world] = goes(buffer, in_rank, unit % world) ? 1 : 0;
-  }
-  platform::block_barrier();
-  if (const uint32_t to = platform::thread(); to < world) {
-    const Range slots = count_batch(tokens, to, out);
-    if (to != buffer.rank) {  // which has no ring
-      await_room(buffer, slots, to, out, [&] {
-        return buffer.far(to) ? slots_signalled(buffer, ChannelSaid::kFreed, channel, to)
-                              : slots_said(buffer, ChannelSaid::kFreed, number, channel, to);
-      });
+  for (uint32_t to = warp(); to < world; to += warps()) {
+    const uint64_t first = batch.first;
+    const Range slots = count_batch(tokens, to, out, [&](uint32_t i) {
+      return goes(buffer, call.in_rank + (first + i) * world, to);
+    });
+    for (uint32_t i = platform::lane(); i < tokens; i += platform::kWarpSize) {
+      call.positions[(first + i) * world + to] = out.places[i][to];
     }
+    if (platform::lane() != 0 || to == buffer.rank) continue;  // which has no ring
+    await_room(buffer, slots, to, out, [&] {
+      return buffer.far(to) ? slots_signalled(buffer, ChannelSaid::kFreed, channel, to)
+                            : slots_said(buffer, ChannelSaid::kFreed, number, channel, to);
+    });
   }
   platform::block_barrier();
-  for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
-    call.positions[uint64_t{batch.first} * world + unit] = out.places[unit / world][unit % world];
-  }
 }
 
 // By a warp: what stands before the bytes of row `row` here.
@@ -141,7 +162,7 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
     unsigned char* target = nullptr;
     if (to == buffer.rank) {
       const uint64_t row = own_first + static_cast<uint32_t>(places[to]);
-      const bool kept = places[to] >= 0 && row < call.rows;
+      const bool kept = places[to] >= 0 && token >= out.own_begin && row < call.rows;
       if (kept) target = call.received + row * shape.row_bytes;
     } else if (places[to] >= 0) {
       const auto place = static_cast<uint32_t>(places[to]);
@@ -191,13 +212,21 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
 template <typename Wanted>
 EPF_DEVICE void count_tokens(const ChannelDispatch& call, uint32_t world, const Range& tokens,
                              uint32_t* sum, Wanted wanted) {
+  constexpr uint32_t kLooks = 4;  // at once
   uint32_t count = 0;
   const uint32_t step = warps() * platform::kWarpSize;
-  for (uint32_t first = tokens.first + warp() * platform::kWarpSize; first < tokens.end;
-       first += step) {
-    const uint32_t token = first + platform::lane();
-    const bool is = token < tokens.end && wanted(call.in_rank + uint64_t{token} * world);
-    count += platform::count_bits(platform::ballot(is));
+  const uint32_t begin = tokens.first + warp() * platform::kWarpSize;
+  for (uint32_t first = begin; first < tokens.end; first += kLooks * step) {
+    bool is[kLooks];
+#pragma unroll
+    for (uint32_t look = 0; look < kLooks; ++look) {
+      const uint32_t token = first + look * step + platform::lane();
+      is[look] = token < tokens.end && wanted(call.in_rank + uint64_t{token} * world);
+    }
+#pragma unroll
+    for (uint32_t look = 0; look < kLooks; ++look) {
+      count += platform::count_bits(platform::ballot(is[look]));
+    }
   }
   if (platform::lane() == 0 && count != 0) platform::add_block(sum, count);
 }
@@ -240,7 +269,10 @@ EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDi
   const Range range = channel_range(call.count, buffer.shape.channels, channel);
   announce(buffer, call, number, channel, range, out);
   if (me < world) out.ends[me] = 0;
-  if (me == 0) out.failed = 0;
+  if (me == 0) {
+    out.failed = 0;
+    out.own_begin = kept_range(range).end;
+  }
   const uint32_t step = kChannelBatch < buffer.shape.slots ? kChannelBatch : buffer.shape.slots;
   for (uint32_t first = range.first; first < range.end; first += step) {
     const Range batch{first, first + step < range.end ? first + step : range.end};
@@ -259,127 +291,6 @@ EPF_DEVICE inline void send_channel(const ChannelBuffer& buffer, const ChannelDi
     });
   }
   count_slots(buffer, ChannelSaid::kFreed, channel, [&](uint32_t to) { return out.ends[to]; });
-}
-
-struct ChannelSources {
-  uint32_t rows[kChannelRanks];    // of the channel's first token
-  uint32_t totals[kChannelRanks];  // tokens of the channel
-  uint32_t taken[kChannelRanks];
-  uint32_t ends[kChannelRanks];        // of what is taken, with that
-  uint32_t starts[kChannelRanks + 1];  // of what is taken now, counted over all sources
-  uint32_t failed;
-};
-
-// By one thread a source: what will come.
-EPF_DEVICE inline void learn(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                             uint64_t number, uint32_t channel, ChannelSources& in) {
-  const uint32_t from = platform::thread();
-  if (from >= buffer.shape.world) return;
-  in.totals[from] = in.ends[from] = 0;
-  if (from == buffer.rank) return;  // its sending block lays these out
-  const ChannelWindow at{};
-  uint32_t first = 0;
-  uint32_t total = 0;
-  const bool known = await_said(buffer, buffer.word(buffer.rank, at.firsts, channel, from), number,
-                                ChannelAwaited::kTokens, from, first) &&
-                     await_said(buffer, buffer.word(buffer.rank, at.totals, channel, from), number,
-                                ChannelAwaited::kTokens, from, total);
-  if (!known) in.failed = 1;
-  in.rows[from] = static_cast<uint32_t>(call.firsts[from]) + first;
-  in.totals[from] = known ? total : 0;
-  call.channel_firsts[from * buffer.shape.channels + channel] = static_cast<int32_t>(in.rows[from]);
-}
-
-// By one thread a source, then one: how much of each source is taken now; 0 in all: nothing is
-// there.
-EPF_DEVICE inline void take(const ChannelBuffer& buffer, uint64_t number, uint32_t channel,
-                            ChannelSources& in) {
-  const uint32_t from = platform::thread();
-  const uint32_t world = buffer.shape.world;
-  if (from < world) {
-    const uint32_t taken = in.taken[from] = in.ends[from];
-    const uint32_t written = taken == in.totals[from]
-                                 ? taken
-                                 : slots_said(buffer, ChannelSaid::kWritten, number, channel, from);
-    in.starts[from + 1] = written - taken;
-  }
-  platform::block_barrier();
-  if (from == 0) {
-    in.starts[0] = 0;
-    for (uint32_t i = 0; i < world; ++i) {
-      const uint32_t room = kChannelBatch - in.starts[i];
-      const uint32_t now = in.starts[i + 1] < room ? in.starts[i + 1] : room;
-      in.starts[i + 1] = in.starts[i] + now;
-      in.ends[i] = in.taken[i] + now;
-    }
-  }
-  platform::block_barrier();
-}
-
-// Which source message i of a batch is from.
-EPF_DEVICE inline uint32_t source_at(const ChannelSources& in, uint32_t i) {
-  uint32_t from = 0;
-  while (in.starts[from + 1] <= i) ++from;
-  return from;
-}
-
-// By a warp: message i of a batch becomes a row.
-EPF_DEVICE inline void lay_out(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                               uint32_t channel, const ChannelSources& in, const Share& share) {
-  const ChannelShape& shape = buffer.shape;
-  const uint32_t i = share.row;
-  const uint32_t me = platform::lane();
-  const uint32_t from = source_at(in, i);
-  const uint32_t position = in.taken[from] + i - in.starts[from];
-  const uint64_t row = uint64_t{in.rows[from]} + position;
-  if (row >= call.rows) return;
-  const unsigned char* slot = slot_from(buffer, channel, from, position);
-  const uint32_t token = reinterpret_cast<const ChannelHeader*>(slot)->token;
-  ChannelChoice choice;
-  if (me < shape.topk) {
-    choice.expert = reinterpret_cast<const int32_t*>(slot + sizeof(ChannelHeader))[me];
-    choice.weight = reinterpret_cast<const float*>(slot + shape.weights_offset())[me];
-  }
-  unsigned char* const target = call.received + row * shape.row_bytes;
-  copy_row(slot + shape.row_offset(), &target, 1, shape.row_bytes / 16, share);
-  if (share.part != 0) return;
-  put_header(shape, call, row, token, choice,
-             reinterpret_cast<const float*>(slot + shape.scales_offset()));
-}
-
-EPF_DEVICE inline void receive_channel(const ChannelBuffer& buffer, const ChannelDispatch& call,
-                                       uint64_t number, uint32_t channel) {
-  EPF_SHARED ChannelSources in;
-  const uint32_t me = platform::thread();
-  const uint32_t world = buffer.shape.world;
-  if (me == 0) in.failed = 0;
-  platform::block_barrier();
-  learn(buffer, call, number, channel, in);
-  platform::block_barrier();
-  uint32_t left = 0;
-  uint32_t slow = 0;
-  for (uint32_t from = world; from-- > 0;) left += in.totals[from];
-  Patience patience;
-  while (left != 0 && in.failed == 0) {
-    take(buffer, number, channel, in);
-    const uint32_t n = in.starts[world];
-    if (n == 0) {
-      if (me == 0) {
-        while (in.taken[slow] == in.totals[slow]) ++slow;
-        if (!patience.pause(buffer, ChannelAwaited::kTokens, slow)) in.failed = 1;
-      }
-      platform::block_barrier();
-      continue;
-    }
-    patience = {};
-    share_rows(n, [&](const Share& share) { lay_out(buffer, call, channel, in, share); });
-    platform::block_barrier();
-    if (me < world && in.ends[me] != in.taken[me]) {
-      tell_slots(buffer, ChannelSaid::kFreed, number, channel, me, in.ends[me]);
-    }
-    left -= n;
-    platform::block_barrier();
-  }
 }
 
 }  // namespace detail

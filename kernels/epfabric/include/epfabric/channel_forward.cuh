@@ -6,6 +6,7 @@
 #pragma once
 
 #include "channel_combine.cuh"
+#include "channel_receive.cuh"
 
 namespace epfabric {
 namespace detail {
@@ -42,15 +43,14 @@ EPF_DEVICE inline void place_forwarded(const ChannelBuffer& buffer, uint64_t num
                                        ChannelBatch& out) {
   const uint32_t ranks = buffer.node_ranks;
   const uint32_t tokens = batch.end - batch.first;
-  for (uint32_t unit = platform::thread(); unit < tokens * ranks; unit += platform::threads()) {
-    const unsigned char* slot = slot_in(buffer, channel, from, batch.first + unit / ranks);
-    const uint64_t goes_to = reinterpret_cast<const ChannelHeader*>(slot)->ranks;
-    out.places[unit / ranks][unit % ranks] = (goes_to >> unit % ranks & 1) != 0 ? 1 : 0;
-  }
-  platform::block_barrier();
-  if (const uint32_t to = platform::thread(); to < ranks) {
+  for (uint32_t to = warp(); to < ranks; to += warps()) {
+    const Range slots = count_batch(tokens, to, out, [&](uint32_t i) {
+      const unsigned char* slot = slot_in(buffer, channel, from, batch.first + i);
+      return (reinterpret_cast<const ChannelHeader*>(slot)->ranks >> to & 1) != 0;
+    });
+    if (platform::lane() != 0) continue;
     const uint32_t other = from - from % ranks + to;
-    await_room(buffer, count_batch(tokens, to, out), buffer.by(other), out,
+    await_room(buffer, slots, buffer.by(other), out,
                [&] { return slots_said(buffer, ChannelSaid::kFreed, number, channel, other); });
   }
   platform::block_barrier();
@@ -287,8 +287,8 @@ struct ChannelPlace {
 
 EPF_DEVICE inline void channel_dispatch(const ChannelBuffer& buffer, const ChannelDispatch& call) {
   EPF_SHARED detail::ChannelBatch batch;
-  if (detail::block_failed(buffer)) return;
-  const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
+  uint64_t number = 0;
+  if (!detail::begins(buffer, number)) return;
   const detail::ChannelPlace here(buffer);
   if (here.part == 0) {
     detail::send_channel(buffer, call, number, here.channel, batch);
@@ -301,8 +301,8 @@ EPF_DEVICE inline void channel_dispatch(const ChannelBuffer& buffer, const Chann
 
 EPF_DEVICE inline void channel_combine(const ChannelBuffer& buffer, const ChannelCombine& call) {
   EPF_SHARED detail::SumBatch batch;
-  if (detail::block_failed(buffer)) return;
-  const uint64_t number = platform::load_device(&buffer.state->calls) - 1;
+  uint64_t number = 0;
+  if (!detail::begins(buffer, number)) return;
   const detail::ChannelPlace here(buffer);
   if (here.part == 0) {
     detail::return_channel(buffer, call, number, here.channel);

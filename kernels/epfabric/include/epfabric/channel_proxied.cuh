@@ -258,8 +258,9 @@ EPF_DEVICE inline void tell_tokens(const ChannelBuffer& buffer, uint64_t number,
   const ChannelWindow at{};
   const uint32_t owner = buffer.by(to);
   const uint32_t stream = buffer.stream(to);
-  platform::store_release(buffer.word(owner, at.firsts, channel, stream), say(number, first));
-  platform::store_release(buffer.word(owner, at.totals, channel, stream), say(number, total));
+  // Partner: learn(). The words say all there is.
+  platform::store_relaxed(buffer.word(owner, at.firsts, channel, stream), say(number, first));
+  platform::store_relaxed(buffer.word(owner, at.totals, channel, stream), say(number, total));
 }
 
 // By one thread, after a barrier with whoever wrote or read them.
