@@ -108,7 +108,8 @@ class Runtime:
         self._room = Room(lambda: left_bytes(machine))
         self.cpus = ProxyCpus(machine, self.hub.ranks, changed)
         self.gpus = Gpus(held, lambda: self._inventory.topology.gpus)
-        self._nic_turns = NicTurns(machine, lambda: self._inventory.topology)
+        self._connected = False
+        self._nic_turns = NicTurns(machine, lambda: self._inventory)
         self._nic_faults = NicFaults(machine)
         self._refusals = Refusals()
         self._services: Services | None = None
@@ -303,6 +304,8 @@ class Runtime:
         if core is None:
             self._services = None
             return
+        if self._choice.ports == self.core.ports:  # else it says nothing of these
+            self._connected = self._choice.connected
         self.hub.use(
             NodeContext(
                 node=self.identity.node,
@@ -331,7 +334,7 @@ class Runtime:
             cpus=self.cpus,
             changed=self._changed,
             nics=self._nic_turns,
-            ports=self.core.ports if self._choice.connected else (),
+            ports=self.core.ports if self._connected else (),
             lines=self.core.lines,
             spares=self.core.spares,
             pins=self.core.pins,

@@ -98,15 +98,7 @@ uint64_t Session::region_bytes() const {
 
 RegionInfo Session::register_memfd(int fd, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const uint64_t offset = place_for(bytes);
-  uint64_t used = 0;
-  for (const Region& region : regions_) used += region.foreign() ? 0 : region.memory.bytes();
-  if (bytes > quota_bytes_ || used + bytes > quota_bytes_) {
-    throw NativeError("the region of " + std::to_string(bytes) +
-                      " bytes is over the session's quota of " + std::to_string(quota_bytes_) +
-                      " bytes (" + std::to_string(used) +
-                      " in use): register less, or ask for a larger spec.memory");
-  }
+  const uint64_t offset = place_for(bytes, true);
   return add_region(map_region(fd, bytes, offset));
 }
 
@@ -117,12 +109,13 @@ RegionInfo Session::register_dmabuf(int fd, uint64_t bytes) {
                       std::string(network_ == std::string_view("none") ? "no network" : network_) +
                       " here: register host memory");
   }
-  const uint64_t offset = place_for(bytes);
+  const uint64_t offset = place_for(bytes, false);
   return add_region(keep_dmabuf(fd, bytes, offset));
 }
 
-// Where one more region of so many bytes begins. Throws NativeError.
-uint64_t Session::place_for(uint64_t bytes) const {
+// Where one more region of so many bytes begins; `host`: they count in the quota. Throws
+// NativeError.
+uint64_t Session::place_for(uint64_t bytes, bool host) const {
   require_open();
   if (epoch_) throw NativeError("regions are registered before the group's epoch opens");
   if (regions_.size() == kMaxRegions) {
@@ -130,6 +123,14 @@ uint64_t Session::place_for(uint64_t bytes) const {
                       " regions: use larger ones");
   }
   const uint64_t offset = align_region(used_bytes());
+  uint64_t used = 0;
+  for (const Region& region : regions_) used += region.foreign() ? 0 : region.memory.bytes();
+  if (host && (bytes > quota_bytes_ || used + bytes > quota_bytes_)) {
+    throw NativeError("the region of " + std::to_string(bytes) +
+                      " bytes is over the session's quota of " + std::to_string(quota_bytes_) +
+                      " bytes (" + std::to_string(used) +
+                      " in use): register less, or ask for a larger spec.memory");
+  }
   if (offset > kMaxRankBytes || bytes > kMaxRankBytes - offset) {
     throw NativeError("a rank's regions end below 64 GiB: register less");
   }

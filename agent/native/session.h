@@ -87,7 +87,7 @@ class Session {
 
  private:
   void require_open() const;
-  uint64_t place_for(uint64_t bytes) const;
+  uint64_t place_for(uint64_t bytes, bool host) const;
   RegionInfo add_region(Region region);
   void take_registration(uint64_t bytes) const;
   void release_peers(uint64_t timeout_ns);

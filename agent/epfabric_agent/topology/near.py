@@ -33,21 +33,24 @@ def place_of(machine: Machine, pci: str | None, numa: int | None) -> Place:
 
 
 def order_nics(
-    nics: Sequence[Place], gpu: Place, loads: Sequence[int], most: int, least: int
-) -> tuple[tuple[int, ...], int]:
+    nics: Sequence[Place], gpu: Place, loads: Sequence[int], down: Sequence[bool], most: int,
+    least: int,
+) -> tuple[tuple[int, ...], int]:  # fmt: skip
     """Their numbers, near ones first and of those the least loaded; how many of these are used.
 
-    `loads`: proxies that each serves already; `most`: NICs that the session's proxies can use;
-    `least`: those that it has to use where there are as many, however far.
+    `loads`: proxies that each serves already; `down`: those that only stand by; `most`: NICs that
+    the session's proxies can use; `least`: those that it has to use where there are as many,
+    however far.
     """
     if not nics:
         return (), 0
 
-    def away(nic: Place) -> tuple[int, bool]:
+    def away(i: int) -> tuple[bool, int, bool]:
+        nic = nics[i]
         pairs = zip(nic.path, gpu.path, strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return -shared, gpu.numa is None or nic.numa != gpu.numa
+        return down[i], -shared, gpu.numa is None or nic.numa != gpu.numa
 
-    order = sorted(range(len(nics)), key=lambda i: (away(nics[i]), loads[i], i))
-    near = sum(away(nic) == away(nics[order[0]]) for nic in nics)
+    order = sorted(range(len(nics)), key=lambda i: (away(i), loads[i], i))
+    near = sum(away(i) == away(order[0]) for i in order)
     return tuple(order), max(min(near, most), min(least, len(nics)))

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from epfabric_agent.session.nic_turns import NicTurns, Turn
+from epfabric_agent.topology.cpus import Cpus
+from epfabric_agent.topology.discover import Inventory
 from epfabric_agent.topology.machine import Machine
 from epfabric_agent.topology.near import Place, order_nics, place_of
+from epfabric_agent.topology.rdma import RdmaPort
 from epfabric_crds.node import Gpu, Nic, Topology
 
 
@@ -20,6 +23,7 @@ class Node:
     root: Path
     gpus: list[Gpu] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
+    down: list[str] = field(default_factory=list)
 
     def switch(self, number: int, gpus: int, nics: int, numa: int | None) -> None:
         bus = self.root / "sys/bus/pci/devices"
@@ -40,8 +44,13 @@ class Node:
         return tuple((nic.name, 1, "") for nic in self.nics)
 
     def turns(self) -> NicTurns:
-        found = Topology(gpus=tuple(self.gpus), nics=tuple(self.nics))
-        return NicTurns(Machine(root=self.root), lambda: found)
+        def found() -> Inventory:
+            topology = Topology(gpus=tuple(self.gpus), nics=tuple(self.nics))
+            names = [nic.name for nic in self.nics]
+            ports = tuple(RdmaPort(name, 1, name not in self.down, ()) for name in names)
+            return Inventory(Cpus((), {}), topology, ports)
+
+        return NicTurns(Machine(root=self.root), found)
 
     def used(self, turn: Turn) -> list[int]:
         return sorted(turn.order[: turn.used])
@@ -106,6 +115,19 @@ def test_the_next_nearest_serve_where_the_nic_of_the_switch_is_not_used(tmp_path
     assert (turn.order[0], turn.used) == (0, 1)  # of those that there are, the one on its NUMA node
 
 
+def test_a_nic_that_went_down_stands_by_until_it_is_up(tmp_path: Path) -> None:
+    """The core has its port still: other sessions live. A new one could not open it."""
+    node = Node(tmp_path)
+    for number in range(2):
+        node.switch(number, gpus=1, nics=1, numa=0)
+    turns, gpu = node.turns(), node.gpus[0]
+    node.down = [node.nics[0].name]
+    turn = turns.take(node.ports, gpu, proxies=4, lines=1)
+    assert (turn.order, turn.used) == ((1, 0), 1)
+    node.down = []
+    assert turns.take(node.ports, gpu, proxies=4, lines=1).order == (0, 1)
+
+
 def test_proxies_that_stripe_have_as_many_nics_as_they_want_however_far(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for number in range(4):
@@ -139,4 +161,7 @@ def test_a_device_that_is_not_in_sysfs_is_nowhere(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path)
     assert place_of(machine, "0000:01:00.0", -1) == Place((), None)
     assert place_of(machine, None, 1) == Place((), 1)
-    assert order_nics([Place(), Place((), 1)], Place((), 1), [0, 0], most=4, least=1) == ((1, 0), 1)
+    assert order_nics([Place(), Place((), 1)], Place((), 1), [0, 0], [False] * 2, 4, 1) == (
+        (1, 0),
+        1,
+    )
