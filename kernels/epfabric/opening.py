@@ -28,9 +28,9 @@ def connect(
     socket: the agent's socket, by default EPFABRIC_SOCKET or where the volume is mounted.
     rank, world_size: by default from RANK and WORLD_SIZE, then JOB_COMPLETION_INDEX,
     LWS_WORKER_INDEX, the pod's ordinal. gpu: the UUID of the GPU that this process uses, near which
-    its proxies then run; by default that of the current CUDA context, and none where its agent does
-    not take that one. "": none. timeout_s: bound of connecting and of every later wait
-    that is given none. Raises SessionError with what to do.
+    its proxies then run and whose NICs they use; by default that of the current CUDA context, and
+    none where its agent does not take that one. "": none. timeout_s: bound of connecting and of
+    every later wait that is given none. Raises SessionError with what to do.
     """
     try:
         from epfabric_host import _producer
