@@ -75,12 +75,14 @@ def uses_cuda() -> bool:
 
 
 def gpu_in_use() -> str | None:
-    """The UUID of the GPU whose CUDA context is current; None where none is, or nobody can tell."""
+    """The UUID of the GPU, or of the instance of MIG, whose CUDA context is current, as the kubelet
+    names it; None where none is, or nobody can tell."""
     try:
         if not uses_cuda():
             return None
         from epfabric.cuda import shared
 
-        return f"GPU-{uuid.UUID(hex=shared.uuid())}"
+        kind = "MIG" if shared.is_instance() else "GPU"
+        return f"{kind}-{uuid.UUID(hex=shared.uuid())}"
     except (ImportError, SessionError, OSError, RuntimeError):
         return None

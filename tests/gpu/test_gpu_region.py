@@ -88,3 +88,12 @@ def test_a_rank_names_the_gpu_of_its_context() -> None:
         text=True, check=True, timeout=60,
     ).stdout.split()  # fmt: skip
     assert gpu_in_use() in listed
+
+
+def test_a_rank_without_a_context_names_no_gpu() -> None:
+    """The driver is there, and the thread has let go of its context."""
+    context = checked(driver.cuCtxPopCurrent())
+    try:
+        assert gpu_in_use() is None
+    finally:
+        checked(driver.cuCtxPushCurrent(context))

@@ -111,12 +111,13 @@ def offer(address: int) -> Offer:
     """address: as cuMemAlloc returned it, in the current context."""
     from cuda.bindings import driver
 
-    gpu = checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice())))
+    from epfabric.cuda import shared
+
     handle = checked(driver.cuIpcGetMemHandle(address))
     return Offer(
         node=_BOOT_ID.read_text().strip(),
         process=f"{os.getpid()} {_PROCESS}",
-        gpu=bytes(gpu.bytes).hex(),
+        gpu=shared.uuid(),
         address=address,
         handle=bytes(handle.reserved),
     )

@@ -56,8 +56,16 @@ def no_fabric() -> str:
 
 
 def uuid() -> str:
-    """Of the current context's GPU."""
-    return bytes(checked(driver.cuDeviceGetUuid(checked(driver.cuCtxGetDevice()))).bytes).hex()
+    """Of the current context's GPU; of its instance where that is one of MIG."""
+    # Before CUDA 13 the first name is an older call, which says the whole GPU's.
+    ask = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
+    return bytes(checked(ask(checked(driver.cuCtxGetDevice()))).bytes).hex()
+
+
+def is_instance() -> bool:
+    """Whether the current context's GPU is an instance of MIG, as its name says."""
+    name = bytes(checked(driver.cuDeviceGetName(128, checked(driver.cuCtxGetDevice()))))
+    return b" MIG " in name.rstrip(b"\0")
 
 
 class SharedMemory:
