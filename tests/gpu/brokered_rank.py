@@ -3,7 +3,8 @@ END.
 
 Every rank makes the batches of all from the seed, so that each can check alone what comes. Prints
 one line of JSON: its IPC namespace, what the trial at join said, whether a Buffer works. END is
-`together`, or `lost`: the last rank ends without a word, and the others say how their calls ended.
+`together`, or `lost`: the last rank ends without a word, and the others say how their calls ended,
+or `masked`: the last rank prints IDLE and is killed then, and the others go on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import epfabric
@@ -19,6 +21,8 @@ from epfabric import Buffer
 from gpu.buffer_ranks import Batch, check_rows_of_experts, rows_of
 
 TOKENS, HIDDEN, EXPERTS, TOPK, CALLS = 48, 2048, 8, 4, 6
+IDLE = "no rank has work on its GPU"
+WAIT_S = 60.0
 
 
 def batches_of(seed: int, world: int, call: int) -> list[Batch]:
@@ -36,11 +40,16 @@ def factor(experts: Any) -> Any:
     return 2.0 ** (experts % 4)
 
 
-def exchange(buffer: Any, batches: list[Batch], use_fp8: bool) -> None:
+def exchange(buffer: Any, batches: list[Batch], use_fp8: bool, lost: int | None = None) -> None:
+    """lost: a rank that is masked."""
     world, rank, local = len(batches), buffer.rank, EXPERTS // len(batches)
     batch = batches[rank]
     out = buffer.low_latency_dispatch(batch.x, batch.topk, TOKENS, EXPERTS, use_fp8=use_fp8)
     torch.cuda.synchronize()
+    topk = batch.topk
+    if lost is not None:
+        batches[lost] = Batch(*(value[:0] for value in vars(batches[lost]).values()))
+        topk = torch.where(topk // local == lost, -1, topk)
     check_rows_of_experts(batches, rank, out, EXPERTS)
     shape = (local, world * TOKENS, HIDDEN)
     rows = torch.full(shape, float("nan"), device="cuda", dtype=torch.bfloat16)
@@ -50,7 +59,7 @@ def exchange(buffer: Any, batches: list[Batch], use_fp8: bool) -> None:
             tokens = batches[source].x[out[2][0][expert, mine].long()]
             rows[expert, mine] = tokens * factor(torch.tensor(rank * local + expert))
     combined, _, _ = buffer.low_latency_combine(rows, batch.topk, batch.weights, out[2])
-    weights = (batch.weights.double() * factor(batch.topk.double()) * (batch.topk >= 0)).sum(dim=1)
+    weights = (batch.weights.double() * factor(topk.double()) * (topk >= 0)).sum(dim=1)
     wanted = batch.x.double() * weights[:, None]
     assert ((combined.double() - wanted).abs() <= wanted.abs() * 2.0**-6).all()
 
@@ -69,9 +78,31 @@ def without_the_last(buffer: Any, batch: Batch) -> str:
     return why
 
 
+def after_the_last(buffer: Any, session: epfabric.Session, seed: int) -> dict[str, Any]:
+    """The others go on when their session says that it is lost: whom buffer and session mask."""
+    world, lost = buffer.group_size, buffer.group_size - 1
+    torch.cuda.synchronize()
+    session.barrier(WAIT_S)
+    if buffer.rank == lost:
+        print(IDLE, flush=True)
+        time.sleep(WAIT_S)
+        sys.exit("nobody killed it")
+    end = time.monotonic() + WAIT_S
+    while lost not in session.masked_ranks():
+        assert time.monotonic() < end, "the lost rank was not masked"
+        time.sleep(0.01)
+    buffer.low_latency_update_mask_buffer(lost, True)
+    for call in range(CALLS):
+        exchange(buffer, batches_of(seed, world, call), use_fp8=call % 3 == 2, lost=lost)
+    status = torch.full((world,), 7, dtype=torch.int32, device="cuda")
+    buffer.low_latency_query_mask_buffer(status)
+    session.barrier(WAIT_S)
+    return {"masked": status.tolist(), "session": sorted(session.masked_ranks())}
+
+
 def main() -> int:
     path, (world, rank, device, seed) = sys.argv[1], map(int, sys.argv[2:6])
-    lost = sys.argv[6] == "lost"
+    lost, masked = (sys.argv[6] == end for end in ("lost", "masked"))
     if lost:
         Buffer.timeout_s = 10_000.0  # only an abort ends a wait
     torch.cuda.set_device(device)
@@ -88,6 +119,7 @@ def main() -> int:
                 num_rdma_bytes=size,
                 low_latency_mode=True,
                 explicitly_destroy=True,
+                enable_shrink=masked,
                 session=session,
             )
         except epfabric.SessionError as error:
@@ -101,6 +133,8 @@ def main() -> int:
             said["error"] = without_the_last(buffer, batches_of(seed, world, 0)[rank])
             print(json.dumps(said), flush=True)
             os._exit(0)
+        if masked:
+            said |= after_the_last(buffer, session, seed)
         buffer.destroy()
         said["works"], said["after"] = True, session.nvlink[1]
     print(json.dumps(said), flush=True)
