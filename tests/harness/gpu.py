@@ -6,9 +6,12 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +24,7 @@ NATIVE = {
 
 BENCHES = ("gpu_fifo", "low_latency", "proxied", "buffer", "elastic")
 TWO_GPUS = ("two_gpus",)
+LIMIT_S = 1800.0  # of the tests, of those under the sanitizer, of the benches
 TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")
 # Of API calls only ours are checked, where they are made: torch's own ask for what is not there.
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9",
@@ -44,16 +48,24 @@ def main() -> int:
         if importlib.util.find_spec(module) is None:
             say(f"building {module}")
             build(source, home)
-    say("tests")
-    code = run("pytest", *TESTS)
-    if code == 0 and shutil.which("compute-sanitizer") is not None:
-        say("the same under compute-sanitizer, but for the slow ones")
-        quick = " and ".join(f"not {name}" for name in SLOW)
-        code = run("pytest", *TESTS, "-k", quick, under=SANITIZER)
+    code = tests()
     if code == 0 and not options.no_bench:
         say("benches")
         code = run("epfabric_bench", "--plot", *BENCHES, *(TWO_GPUS if gpus() > 1 else ()))
     return code
+
+
+def tests() -> int:
+    """The exit code of the tests, and of those under compute-sanitizer beside them: both mostly
+    wait, for processes that start and for one another's turns on the GPU."""
+    if shutil.which("compute-sanitizer") is None:
+        say("tests (without compute-sanitizer, which is not on PATH)")
+        return run("pytest", *TESTS)
+    say("tests; beside them all but the slow ones under compute-sanitizer")
+    quick = " and ".join(f"not {name}" for name in SLOW)
+    with beside("pytest", *TESTS, "-k", quick, under=SANITIZER) as sanitized:
+        code = run("pytest", *TESTS)
+        return code or sanitized()
 
 
 def gpus() -> int:
@@ -78,13 +90,40 @@ def build(source: Path, home: Path) -> None:
         subprocess.run(command, check=True, timeout=600)
 
 
-def run(module: str, *arguments: str, under: tuple[str, ...] = ()) -> int:
+def run(module: str, *arguments: str) -> int:
     """The exit code of `python -m module`; what it prints is shown as it comes."""
-    command = [*under, sys.executable, "-m", module, *arguments]
     begin = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, check=False, env=os.environ, timeout=1800)
-    say(f"{module} ended with {done.returncode} after {time.monotonic() - begin:.0f} s")
-    return done.returncode
+    command = [sys.executable, "-m", module, *arguments]
+    code = subprocess.run(command, cwd=ROOT, check=False, timeout=LIMIT_S).returncode
+    say(f"{module} ended with {code} after {time.monotonic() - begin:.0f} s")
+    return code
+
+
+@contextmanager
+def beside(module: str, *arguments: str, under: tuple[str, ...]) -> Iterator[Callable[[], int]]:
+    """As run(), but beside what is done meanwhile: ask for the exit code in the end. What it prints
+    is shown then; who does not ask ends it."""
+    begin = time.monotonic()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    printed = BUILD / f"{under[0]}.log"
+    command = [*under, sys.executable, "-m", module, *arguments]
+    with printed.open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def ended() -> int:
+        code = process.wait(max(0.0, begin + LIMIT_S - time.monotonic()))
+        print(printed.read_text(errors="replace"), file=sys.stderr, flush=True)
+        say(f"{under[0]} ended with {code} {time.monotonic() - begin:.0f} s after its begin")
+        return code
+
+    try:
+        yield ended
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(LIMIT_S)
 
 
 def say(text: str) -> None:
