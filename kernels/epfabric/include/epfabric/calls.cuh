@@ -58,19 +58,27 @@ EPF_DEVICE inline void count_call(const DeviceBuffer& buffer, Kind kind, const H
 
 namespace detail {
 
+// Host memory is looked at by few: the reads of all blocks would keep the agent from writing there
+// for hundreds of microseconds. Block 0, which waits for all that others wait for, hands on what it
+// sees to GPU memory: words of proxied ranks where those of others are, and that a rank is lost.
+EPF_DEVICE inline bool relays() { return platform::block() == 0; }
+
 // `there()` looks with an acquire load. False at the bound, at an abort, when `from` is masked or
 // its agent says that it is lost, or when the buffer has failed.
 template <typename There>
 EPF_DEVICE bool comes(const DeviceBuffer& buffer, uint32_t from, There there) {
   uint64_t begin = 0;
+  const uint32_t seldom = relays() ? 63 : 4095;
   for (uint32_t look = 0;; ++look) {
     if (there()) return true;
     if (begin == 0) begin = platform::clock_ns();
     if ((look & 63) == 63) {
-      const bool late = platform::clock_ns() - begin > buffer.timeout_ns;
-      if (late || buffer.aborts.set()) return false;
+      if (platform::clock_ns() - begin > buffer.timeout_ns) return false;
       if (platform::load_device(buffer.masked + from) != 0) return false;
       if (platform::load_device(&buffer.state->failed) != 0) return false;
+    }
+    if ((look & seldom) == seldom) {
+      if (buffer.aborts.set()) return false;
       if (buffer.agent != nullptr && buffer.agent->masked(from)) return there();
     }
     platform::pause(look);
@@ -125,20 +133,23 @@ EPF_DEVICE inline uint32_t await_word(const DeviceBuffer& buffer, Here& here, ui
                                       uint64_t* waits = nullptr) {
   const bool counts = waits != nullptr && platform::block() == 0;
   const uint64_t begin = counts ? platform::clock_ns() : 0;
-  const bool proxied = here.proxied(from);
+  const bool relayed = here.proxied(from) && detail::relays();
   const uint64_t before = what == Awaited::kWeights ? here.calls.weighted : call;
-  const auto* word = proxied ? detail::said_by(buffer, from, what)
-                             : here.at<uint64_t>(buffer.rank, place_of(buffer, table, call, from));
+  auto* own = here.at<uint64_t>(buffer.rank, place_of(buffer, table, call, from));
+  const uint64_t* word = relayed ? detail::said_by(buffer, from, what) : own;
   uint64_t value = 0;
   const bool came = detail::await(buffer, here, from, what, call, [&] {
     value = platform::load_acquire(word);
-    if (proxied) return value > before;
+    if (relayed) return value > before;
     const uint32_t ahead = static_cast<uint32_t>(value >> 32) - static_cast<uint32_t>(call + 1);
     return ahead < 0x80000000u;
   });
   if (counts) platform::fetch_add_device(waits + from, platform::clock_ns() - begin);
-  if (came && proxied && what == Awaited::kTokens) {
-    value = detail::note_from(buffer, call, from)->messages;
+  if (came && relayed) {
+    value = what == Awaited::kTokens ? detail::note_from(buffer, call, from)->messages
+                                     : word_of(call, 0);
+    // Partner: the look of the other blocks. What the agent wrote before its word is handed on too.
+    platform::store_release(own, value);
   }
   return came ? static_cast<uint32_t>(value) : 0;
 }
@@ -150,10 +161,15 @@ EPF_DEVICE inline void await_credits(const DeviceBuffer& buffer, Here& here, uin
   if (call < ahead && buffer.mask == 0) return;
   const uint32_t first = platform::threads() - 1 - platform::thread();
   for (uint32_t to = first; to < buffer.shape.world; to += platform::threads()) {
-    const uint64_t* credit = here.proxied(to) ? detail::said_by(buffer, to, what)
-                                              : here.at<uint64_t>(buffer.rank, table) + to;
-    detail::await(buffer, here, to, what, call,
-                  [&] { return platform::load_acquire(credit) + ahead > call; });
+    const bool relayed = here.proxied(to) && detail::relays();
+    auto* own = here.at<uint64_t>(buffer.rank, table) + to;
+    const uint64_t* credit = relayed ? detail::said_by(buffer, to, what) : own;
+    uint64_t value = 0;
+    const bool came = detail::await(buffer, here, to, what, call, [&] {
+      value = platform::load_acquire(credit);
+      return value + ahead > call;
+    });
+    if (came && relayed) platform::store_release(own, value);  // partner: as in await_word()
   }
 }
 
