@@ -121,16 +121,34 @@ EPF_DEVICE inline void await_words(const DeviceBuffer& buffer, Here& here, const
       await_weight(buffer, here, at, awaiting.from, awaiting.message, k);
 }
 
+// Vector v of the sum of `count` rows, weighted by weight(k). Some are loaded before they are
+// added, so that none waits for the one before.
+template <typename Weight>
+EPF_DEVICE Vector sum_of(const Vector* const* rows, uint32_t count, uint32_t v, Weight weight) {
+  constexpr uint32_t kAtOnce = 4;
+  float sums[8] = {};
+  for (uint32_t first = 0; first < count; first += kAtOnce) {
+    Vector vectors[kAtOnce];
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      if (first + k < count) vectors[k] = rows[first + k][v];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
+      if (first + k < count) add(sums, vectors[k], weight(first + k));
+    }
+  }
+  return rounded(sums);
+}
+
 EPF_DEVICE inline void sum_rows(const Shape& shape, uint32_t n, const Summands& in) {
   const uint32_t vectors = shape.hidden / 8;
   for (uint32_t unit = platform::thread(); unit < n * vectors; unit += platform::threads()) {
     const uint32_t i = unit / vectors;
     const uint32_t v = unit - i * vectors;
-    float sums[8] = {};
-    const uint32_t entries = in.entries[i];
-#pragma unroll 4
-    for (uint32_t k = 0; k < entries; ++k) add(sums, in.rows[i][k][v], in.weights[i][k]);
-    in.targets[i][v] = rounded(sums);
+    const float* weights = in.weights[i];
+    in.targets[i][v] =
+        sum_of(in.rows[i], in.entries[i], v, [weights](uint32_t k) { return weights[k]; });
   }
 }
 
@@ -202,11 +220,9 @@ EPF_DEVICE inline void gather(const Shape& shape, const CombineCall& call, uint3
   for (uint32_t unit = platform::thread(); unit < n * vectors; unit += platform::threads()) {
     const uint32_t i = unit / vectors;
     const uint32_t v = unit - i * vectors;
-    float sums[8] = {};
-#pragma unroll 4
-    for (uint32_t copy = 0; copy < in.count[i]; ++copy) add(sums, in.rows[i][copy][v], 1.0f);
     const uint64_t token = first + i * platform::blocks();
-    reinterpret_cast<Vector*>(call.combined)[token * vectors + v] = rounded(sums);
+    reinterpret_cast<Vector*>(call.combined)[token * vectors + v] =
+        sum_of(in.rows[i], in.count[i], v, [](uint32_t) { return 1.0f; });
   }
 }
 

@@ -40,7 +40,8 @@ struct DispatchCall {
 namespace detail {
 
 struct Outgoing {
-  uint32_t experts[kBatch][kMaxTopk];  // that a token goes to, or kNowhere
+  uint32_t experts[kBatch][kMaxTopk];       // that a token goes to, or kNowhere
+  uint32_t destinations[kBatch][kMaxTopk];  // their ranks, or kNowhere
   uint32_t entries[kBatch][kMaxTopk];
   float weights[kBatch][kMaxTopk];
   uint32_t leads[kBatch][kMaxTopk];          // the first of its token with its destination
@@ -56,14 +57,12 @@ EPF_DEVICE inline uint32_t batch_at(uint32_t first, uint32_t end) {
 
 EPF_DEVICE inline void write_header(const Shape& shape, const Outgoing& out, uint32_t i, uint32_t k,
                                     uint32_t token, uint32_t copy, unsigned char* message) {
-  const uint32_t destination = out.experts[i][k] / shape.local_experts();
+  const uint32_t destination = out.destinations[i][k];
   uint32_t entries = 0;
   auto* to = reinterpret_cast<uint32_t*>(message + sizeof(MessageHeader));
   auto* weights = reinterpret_cast<float*>(message + shape.weights_offset());
   for (uint32_t other = k; other < kMaxTopk; ++other) {
-    const uint32_t expert = out.experts[i][other];
-    if (expert == kNowhere || expert / shape.local_experts() != destination) continue;
-    if (out.entries[i][other] == kNowhere) continue;
+    if (out.destinations[i][other] != destination || out.entries[i][other] == kNowhere) continue;
     weights[entries] = out.weights[i][other];
     to[entries++] = out.entries[i][other];
   }
@@ -98,8 +97,10 @@ EPF_DEVICE inline void share_choices(const Shape& shape, const Here& here, const
     out.weights[i][k] = choice.weight;
     uint32_t expert = kNowhere;
     if (named >= 0 && named < shape.experts) expert = static_cast<uint32_t>(named);
-    if (expert != kNowhere && here.masked[expert / shape.local_experts()] != 0) expert = kNowhere;
+    uint32_t destination = expert == kNowhere ? kNowhere : expert / shape.local_experts();
+    if (destination != kNowhere && here.masked[destination] != 0) expert = destination = kNowhere;
     out.experts[i][k] = expert;
+    out.destinations[i][k] = destination;
   }
   platform::block_barrier();
 }
@@ -115,21 +116,22 @@ EPF_DEVICE inline void place_tokens(const DeviceBuffer& buffer, const Here& here
   const uint32_t k = platform::thread() % kMaxTopk;
   share_choices(shape, here, choice, n, out);
   const uint32_t expert = i < n ? out.experts[i][k] : kNowhere;
-  const uint32_t destination = expert / local;
+  const uint32_t destination = i < n ? out.destinations[i][k] : kNowhere;
   bool leads = expert != kNowhere;
   uint64_t message = 0;
   if (i < n) {
     bool again = !leads;
-    for (uint32_t other = 0; other < k; ++other) {
-      const uint32_t before = out.experts[i][other];
-      again = again || before == expert;
-      leads = leads && (before == kNowhere || before / local != destination);
+#pragma unroll
+    for (uint32_t other = 0; other < kMaxTopk; ++other) {
+      again = again || (other < k && out.experts[i][other] == expert);
+      leads = leads && (other >= k || out.destinations[i][other] != destination);
     }
     out.leads[i][k] = leads;
     if (leads) message = platform::fetch_add_device(buffer.messages + destination, 1);
     uint64_t index = 0;
     if (!again) index = platform::fetch_add_device(buffer.counts + expert, 1);
-    out.entries[i][k] = again ? kNowhere : pack_entry(expert % local, static_cast<uint32_t>(index));
+    out.entries[i][k] =
+        again ? kNowhere : pack_entry(expert - destination * local, static_cast<uint32_t>(index));
   }
   platform::block_barrier();
   if (i >= n) return;
