@@ -35,7 +35,7 @@ class Kernels:
         )
         path = source if isinstance(source, Path) else files("epfabric.cuda").joinpath(source)
         code = compiler.cubin(path.read_text(), path.name, f"sm_{major}{minor}", defines)
-        self._driver = driver
+        self._driver, self.launcher = driver, driver.cuLaunchKernel
         self._module = checked(driver.cuModuleLoadData(code))
         self._functions: dict[str, Any] = {}
 
@@ -64,10 +64,22 @@ class Kernels:
 
     def launch(self, name: str, blocks: int, stream: int, *values: Any) -> None:
         """values: ctypes objects, which are copied at once."""
-        parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        result = self._driver.cuLaunchKernel(
-            self.function(name), blocks, 1, 1, THREADS, 1, 1, 0, stream,
-            ctypes.addressof(parameters), 0,
-        )  # fmt: skip
+        Launch(self, name, blocks, values)(stream)
+
+
+class Launch:
+    """Of a kernel, as often as wanted, with what its values hold then: for calls that have only
+    microseconds, of which finding the kernel and the values takes some."""
+
+    def __init__(self, kernels: Kernels, name: str, blocks: int, values: tuple[Any, ...]) -> None:
+        self._launch, self._function = kernels.launcher, kernels.function(name)
+        self._blocks, self._values = blocks, values
+        self._parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self._address = ctypes.addressof(self._parameters)
+
+    def __call__(self, stream: int) -> None:
+        result = self._launch(
+            self._function, self._blocks, 1, 1, THREADS, 1, 1, 0, stream, self._address, 0
+        )
         if result[0] != 0:
             checked(result)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from epfabric.cuda.abort import Abort
-from epfabric.cuda.kernels import Kernels
+from epfabric.cuda.kernels import Kernels, Launch
 from epfabric.cuda.rank import HostWords, Memory, OwnMemory, checked, copy_in, words_at, zeros
 from epfabric.cuda.window import MAX_EXPERTS, MAX_RANKS, Shape, region_bytes, window_of
 from epfabric.errors import SessionError
@@ -173,6 +173,16 @@ class LowLatency:
             rank=rank,
             mask=int(mask),
         )
+        # A caller of many calls writes one after another here: their launches are prepared.
+        self.next_dispatch, self.next_combine = DispatchCall(), CombineCall()
+        self._next = {
+            name: Launch(kernels, name, blocks, (self.buffer, call))
+            for name, call in (
+                ("dispatch_bf16", self.next_dispatch),
+                ("dispatch_fp8", self.next_dispatch),
+                ("combine", self.next_combine),
+            )
+        }
         if through is not None:
             self.buffer.first_signal = through.first_signal
             self.buffer.agent, self.buffer.region = through.rank, through.region
@@ -209,7 +219,10 @@ class LowLatency:
         """Launches; the arrays must live until the kernel has ended."""
         self._check(call.count, call.k)
         name = "dispatch_fp8" if fp8 else "dispatch_bf16"
-        self._kernels.launch(name, self.blocks, stream, self.buffer, call)
+        if call is self.next_dispatch:
+            self._next[name](stream)
+        else:
+            self._kernels.launch(name, self.blocks, stream, self.buffer, call)
 
     def combine(self, call: CombineCall, *, stream: int) -> None:
         """Launches; `sent`, `receipts` and `source_messages` are those of the dispatch.
@@ -217,7 +230,10 @@ class LowLatency:
         Without `weights`, those that every rank gave to the dispatch; all ranks do the same.
         """
         self._check(call.count, call.k)
-        self._kernels.launch("combine", self.blocks, stream, self.buffer, call)
+        if call is self.next_combine:
+            self._next["combine"](stream)
+        else:
+            self._kernels.launch("combine", self.blocks, stream, self.buffer, call)
 
     def failure(self) -> str | None:
         """What a kernel of this buffer waited for in vain, if one has, or why it was aborted; costs

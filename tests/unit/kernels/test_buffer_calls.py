@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from epfabric import SessionError
-from epfabric.buffer import Config, ElasticBuffer
+from epfabric.buffer import Config, ElasticBuffer, low_latency
 from epfabric.buffer.elastic_calls import _with_floats
 from epfabric.buffer.parts import Parts
 from epfabric.buffer.throughput import ThroughputCalls, ThroughputHandle
 from epfabric.cuda.channels import fitting
+from epfabric.cuda.low_latency import CombineCall, DispatchCall
 
 INT, FLOAT = np.dtype("int32"), np.dtype("float32")
 
@@ -126,3 +129,16 @@ def test_a_buffer_whose_group_fails_while_it_closes_frees_all(fault: str) -> Non
     with suppress(SessionError, RuntimeError):  # without a GPU there is nothing to synchronise with
         parts.close()
     assert done == ["met", "freed"]
+
+
+@pytest.mark.parametrize(
+    ("packed", "call"),
+    [(low_latency._DISPATCH, DispatchCall), (low_latency._COMBINE, CombineCall)],
+)
+def test_a_call_that_is_written_at_once_has_each_value_in_its_own_field(
+    packed: struct.Struct, call: type[ctypes.Structure]
+) -> None:
+    made = call()
+    names = [field[0] for field in call._fields_]
+    packed.pack_into(made, 0, *range(1, len(names) + 1))
+    assert [getattr(made, name) for name in names] == list(range(1, len(names) + 1))
