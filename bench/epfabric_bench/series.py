@@ -137,7 +137,8 @@ def _series(rounds: _Rounds) -> Series:
 class Limit:
     """What a series has to reach: missing `bound` is a failure, missing `goal` is only said.
 
-    `of` is "value" or "ratio" (to the peer); without `case` it holds for every case of the metric.
+    `of` is "value", "p99" or "ratio" (to the peer); without `case` it holds for every case of the
+    metric.
     """
 
     metric: str
@@ -151,7 +152,8 @@ class Limit:
 
     def verdict(self, series: Series) -> str:
         """ "goal reached", "goal missed" or "BOUND MISSED"."""
-        value = series.value if self.of == "value" else series.ratio
+        found = {"value": series.value, "p99": series.reached_by(0.99), "ratio": series.ratio}
+        value = found[self.of]
         if value is None:
             raise ValueError(f"{series.case} {series.metric} has no peer to be compared with")
         if self.bound is not None and not _reaches(value, self.bound, series.better):

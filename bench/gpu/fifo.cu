@@ -13,6 +13,8 @@ __device__ Slot signal_command(const DeviceRank* rank) {
   return out;
 }
 
+using Vector = uint4;
+
 struct Times {
   uint64_t begin_ns;
   uint64_t pushed_ns;     // the last command was stored
@@ -106,25 +108,53 @@ struct Trip {
   Slot command;
   uint64_t timeout_ns;
   uint64_t depth;
+  Vector* payload;       // host memory that is written before each push, or nothing
+  uint64_t vectors;      // of it
+  const Vector* copied;  // where the command brings it, or nothing
 };
 
-// One thread: pushes a command and waits until it sees it completed. cycles[count]: of each trip.
+// By one warp: what trip i writes before its push.
+__device__ void write_payload(const Trip& trip, uint32_t i) {
+  for (uint32_t v = threadIdx.x; v < trip.vectors; v += blockDim.x) {
+    trip.payload[v] = make_uint4(i, v, ~i, ~v);
+  }
+  __syncwarp();
+}
+
+// By one warp: whether the payload of trip i has come, by a vector for each lane.
+__device__ bool payload_came(const Trip& trip, uint32_t i) {
+  if (trip.copied == nullptr) return true;
+  const uint32_t v = (i * 32 + threadIdx.x) % static_cast<uint32_t>(trip.vectors);
+  const uint64_t* words = reinterpret_cast<const uint64_t*>(trip.copied + v);
+  const bool came = platform::load_relaxed(words) == (uint64_t{v} << 32 | i) &&
+                    platform::load_relaxed(words + 1) == ~(uint64_t{v} << 32 | i);
+  return __all_sync(~0u, came) != 0;
+}
+
+// One warp, of which one thread pushes a command and waits until it sees it completed.
+// cycles[count]: of each trip.
 extern "C" __global__ void round_trips(const Trip* trip, uint32_t count, uint64_t* cycles,
                                        Times* times, uint32_t* failed) {
   Producer producer{trip->slots, trip->tail, *trip->head, *trip->head,
                     static_cast<uint32_t>(trip->depth)};
-  times->begin_ns = platform::clock_ns();
+  if (threadIdx.x == 0) times->begin_ns = platform::clock_ns();
   for (uint32_t i = 0; i < count; ++i) {
     const long long begin = clock64();
-    const bool pushed = producer.try_push(&trip->command, 1);
-    if (!pushed || wait_at_least(trip->completed, producer.head, trip->aborts, trip->timeout_ns) !=
-                       Waited::kDone) {
+    write_payload(*trip, i);
+    bool done = true;
+    if (threadIdx.x == 0) {
+      done = producer.try_push(&trip->command, 1) &&
+             wait_at_least(trip->completed, producer.head, trip->aborts, trip->timeout_ns) ==
+                 Waited::kDone;
+      producer.cached_tail = producer.head;  // completed is taken
+      cycles[i] = static_cast<uint64_t>(clock64() - begin);
+    }
+    if (__all_sync(~0u, done) == 0 || !payload_came(*trip, i)) {
       *failed = 1;
       return;
     }
-    producer.cached_tail = producer.head;  // completed is taken
-    cycles[i] = static_cast<uint64_t>(clock64() - begin);
   }
+  if (threadIdx.x != 0) return;
   times->completed_ns = platform::clock_ns();
   *trip->head = producer.head;
 }
@@ -147,4 +177,58 @@ extern "C" __global__ void bare_ping_pong(const Trip* trip, uint32_t count, uint
     cycles[i - 1] = static_cast<uint64_t>(clock64() - begin);
   }
   times->completed_ns = platform::clock_ns();
+}
+
+// As many commands a second as are asked for: each ring has a block, of which one thread pushes a
+// command whenever it is due, whatever became of those before. Of one ring another warp looks
+// meanwhile at the word that its signals change (looks at all of them would hold up the proxies):
+// seen_ns[count] is from when a command of it was due until what its proxy posted was seen.
+extern "C" __global__ void offered(const DeviceRank* rank, uint32_t count, uint32_t period_ns,
+                                   uint32_t watched, uint64_t* seen_ns, uint32_t* failed) {
+  __shared__ long long start, cycles_in_64us;
+  const uint32_t index = blockIdx.x;
+  const DeviceRing ring = rank->ring(index);
+  const uint64_t* word = rank->signal(rank->rank, index, 0);
+  const uint64_t signalled = platform::load_relaxed(word);
+  if (threadIdx.x == 0) {
+    const uint64_t begin_ns = platform::clock_ns();
+    const long long begin = clock64();
+    while (platform::clock_ns() - begin_ns < 64'000) {
+    }
+    cycles_in_64us = clock64() - begin;
+    // Rings come one after another within a period.
+    start = clock64() + 20'000 + cycles_in_64us * period_ns / 64'000 * index / gridDim.x;
+  }
+  __syncthreads();
+  const long long limit = cycles_in_64us * static_cast<long long>(rank->timeout_ns / 64'000);
+  const auto due = [&](uint32_t i) { return start + cycles_in_64us * i / 64 * period_ns / 1'000; };
+  if (threadIdx.x == 0) {
+    Producer producer{ring.slots, ring.tail, *ring.head, *ring.seen_tail, ring.depth};
+    const Slot command = signal_command(rank);
+    for (uint32_t i = 0; i < count; ++i) {
+      while (clock64() < due(i)) {
+      }
+      while (!producer.try_push(&command, 1)) {
+        if (clock64() - start > limit) {
+          *failed = 1;
+          return;
+        }
+      }
+    }
+    *ring.head = producer.head;
+    *ring.seen_tail = producer.cached_tail;
+    if (rank->wait_completed(index, producer.head - 1) != Waited::kDone) *failed = 2;
+  } else if (threadIdx.x == platform::kWarpSize && index == watched) {
+    for (uint32_t i = 0; i < count;) {
+      const uint64_t done = platform::load_relaxed(word) - signalled;
+      const long long now = clock64();
+      for (; i < count && i < done; ++i) {
+        seen_ns[i] = static_cast<uint64_t>((now - due(i)) * 64'000 / cycles_in_64us);
+      }
+      if (now - start > limit) {
+        *failed = 1;
+        return;
+      }
+    }
+  }
 }

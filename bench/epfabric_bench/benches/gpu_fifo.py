@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from epfabric.command import pack_signal
+from epfabric.command import Write, pack_signal, pack_write
 from epfabric.layout import AGENT_ABORT, POD_ABORT, RING_COMPLETED, RING_TAIL
+from epfabric.limits import OFFSET_UNIT
 from numpy.typing import NDArray
 
 from .. import native
@@ -38,12 +39,24 @@ RINGS, DEPTH, SIGNALS, PROXIES = 32, 1024, 1, 4
 FLOOR = "two words, no ring"
 TIMEOUT_S = 20.0
 WARPS = 8
+PAYLOAD = 7168  # bytes; the region has two of them
+REGION = 4 * mmap.PAGESIZE
+THREADS = {
+    "one_thread": 1,
+    "one_warp_a_ring": 32,
+    "shared_rings": 32 * WARPS,
+    "round_trips": 32,
+    "bare_ping_pong": 1,
+    "offered": 64,
+}  # of a block
+OFFERED = (1, 7, 20)  # million commands a second, over all rings
 
 
 class Stage:
     """One rank with all of its rings on the GPU; its proxies have cores of their own."""
 
     def __init__(self, stack: ExitStack) -> None:
+        from epfabric.cuda.rank import Mapped
         from epfabric_agent import _native
         from harness.device import Gpu, Words, rank_on_device
         from native.pod import Pod
@@ -58,10 +71,13 @@ class Stage:
             group=1, rank=0, world=1, rings=RINGS, depth=DEPTH, signals=SIGNALS, cpus=cpus
         )
         stack.callback(session.close)
+        self.pod: Pod = Pod(session, RINGS, DEPTH, SIGNALS, 1)
+        region = self.pod.register(REGION)
+        self.region: Mapped = Mapped(region.ctypes.data, REGION)
+        stack.callback(self.region.close)
         self.core.open_epoch(1, 1, [session], [], 0, [[0]], 30_000)
         self.core.start_epoch(1)
         stack.callback(self.core.close_epoch, 1)
-        self.pod: Pod = Pod(session, RINGS, DEPTH, SIGNALS, 1)
         self.rank: RankOnDevice = stack.enter_context(rank_on_device(self.pod, TIMEOUT_S))
         self.stream = self.gpu.stream()
         self.failed: Words = Words(1, np.uint32)
@@ -77,13 +93,14 @@ class Stage:
         self, side: str, number: int, count: int, kernel: str, trip: Trip, right: Callable[[], bool]
     ) -> Line:
         """Runs a kernel of round trips; its cycles as seconds, by its clock in nanoseconds."""
-        trip.lo, trip.hi = pack_signal(0, 0, 1)
+        if not trip.lo:
+            trip.lo, trip.hi = pack_signal(0, 0, 1)
         trip.timeout_ns = int(TIMEOUT_S * 1e9)
         at = self.words(ctypes.sizeof(trip) // 8)
         at.write(np.frombuffer(bytes(trip), np.uint64))
         cycles, times = self.words(count), self.words(3)
         values = [at.address, np.uint32(count), cycles.address, times.address, self.failed.address]
-        self.gpu.launch(self.stream, kernel, 1, 1, *values)
+        self.gpu.launch(self.stream, kernel, 1, THREADS[kernel], *values)
         self.stream.sync()
         verified = bool(self.failed.read()[0] == 0 and right())
         taken = cycles.read().astype(float)
@@ -104,7 +121,7 @@ class Stage:
         counts = self.pod.session.counters()["rings"]
         return self.failed.read()[0] == 0 and all(
             self.pod.signal_value(0, ring, 0) == self.pushed[ring]
-            and counts[ring]["ops"].get("signal") == self.pushed[ring]
+            and sum(counts[ring]["ops"].values()) == self.pushed[ring]
             and not counts[ring]["refused"]
             for ring in rings
         )
@@ -117,6 +134,7 @@ def measure(run: Run) -> list[Line]:
         for number in range(-1, run.rounds):  # the first one warms up
             run.say(f"round {number + 1} of {run.rounds}")
             found = [*rates(stage, run, number), *trips(stage, run, number)]
+            found += offered(stage, run, number)
             lines += found if number >= 0 else []
         return lines
 
@@ -145,10 +163,9 @@ def rate(
 ) -> Iterator[Line]:
     """count: of each ring. From the first push to the last store, and to the last completion."""
     times = stage.words(3 * RINGS)
-    block = {"one_thread": 1, "one_warp_a_ring": 32, "shared_rings": 32 * WARPS}[kernel]
     numbers = [count] if share is None else [count, share]
     values: list[np.generic] = [*(np.uint32(number) for number in numbers), times.address]
-    stage.launch(kernel, len(rings), block, *values)
+    stage.launch(kernel, len(rings), THREADS[kernel], *values)
     verified = stage.took(rings, count)
     begin, pushed, completed = times.read().reshape(-1, 3)[: len(rings)].T
     times.close()
@@ -158,18 +175,44 @@ def rate(
         yield Line(case, metric, "commands/s", MORE, OURS, number, verified, (total / seconds,))
 
 
+def offered(stage: Stage, run: Run, number: int) -> Iterator[Line]:
+    """From when a command is due until the GPU sees what its proxy posted: what lies between a push
+    and the post, and one look over PCIe. The first half of the commands only warms up.
+    """
+    each = run.scaled(full=8192, small=64)
+    for millions in OFFERED:
+        seen = stage.words(each)
+        period_ns, watched = np.uint32(RINGS * 1000 // millions), np.uint32(number % RINGS)
+        values: list[np.generic] = [np.uint32(each), period_ns, watched, seen.address]
+        stage.launch("offered", RINGS, THREADS["offered"], *values)
+        verified = stage.took(range(RINGS), each)
+        samples = seen.read()[each // 2 :] / 1e9
+        seen.close()
+        case = f"{millions} M offered a second on {RINGS} rings"
+        metric = "due_to_posted_seconds"
+        yield Line(case, metric, "s", LESS, OURS, number, verified, tuple(samples.tolist()))
+
+
 def trips(stage: Stage, run: Run, number: int) -> Iterator[Line]:
     """Push → completed, as a GPU thread sees it: by a proxy, by a bare consumer; then two words."""
     count = run.scaled(full=5_000, small=100)
-    proxied = _proxied(stage, number, count)
-    ring = _bare_ring(stage, number, count)
+    proxied = _proxied(stage, number, count, 0)
+    copied = _proxied(stage, number, count, PAYLOAD)
+    ring = _bare_ring(stage, number, count, 0)
+    loaded = _bare_ring(stage, number, count, PAYLOAD)
     floor = _bare_words(stage, number, count)
-    for case, ours in (("proxy with its checks", proxied), ("bare consumer", ring)):
+    for case, ours in (
+        ("proxy with its checks", proxied),
+        ("proxy that copies 7 KiB, written first", copied),
+        ("bare consumer", ring),
+        ("bare consumer, 7 KiB written first", loaded),
+    ):
         yield replace(ours, case=case)
         yield replace(floor, case=case)
 
 
-def _proxied(stage: Stage, number: int, count: int) -> Line:
+def _proxied(stage: Stage, number: int, count: int, payload: int) -> Line:
+    """payload: bytes that each trip writes, and has its proxy copy within the region."""
     at, layout = stage.rank, stage.pod.at
     counters = at.agent_address + layout["counters"]
     trip = Trip(
@@ -181,12 +224,19 @@ def _proxied(stage: Stage, number: int, count: int) -> Line:
         agent_abort=at.agent_address + AGENT_ABORT,
         depth=DEPTH,
     )
+    if payload:
+        units = payload // OFFSET_UNIT
+        trip.lo, trip.hi = pack_write(
+            Write(rank=0, source=0, destination=units, units=units, advance=1)
+        )
+        trip.payload, trip.vectors = stage.region.address, payload // 16
+        trip.copied = stage.region.address + payload
     return stage.timed(
         OURS, number, count, "round_trips", trip, lambda: stage.took(range(1), count)
     )
 
 
-def _bare_ring(stage: Stage, number: int, count: int) -> Line:
+def _bare_ring(stage: Stage, number: int, count: int, payload: int) -> Line:
     with answering(count, DEPTH) as (shared, words, ended):
         head = stage.words(2)
         zero = int(head.address) + 8
@@ -198,6 +248,8 @@ def _bare_ring(stage: Stage, number: int, count: int) -> Line:
             pod_abort=zero,
             agent_abort=zero,
             depth=DEPTH,
+            payload=stage.region.address,
+            vectors=payload // 16,
         )
         line = stage.timed(
             OURS, number, count, "round_trips", trip, lambda: ended() and words[24] == count
@@ -228,6 +280,9 @@ class Trip(ctypes.Structure):
         ("hi", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
         ("depth", ctypes.c_uint64),
+        ("payload", ctypes.c_uint64),
+        ("vectors", ctypes.c_uint64),
+        ("copied", ctypes.c_uint64),
     ]
 
 
@@ -270,6 +325,13 @@ BENCH = Bench(
             case=f"{RINGS} rings, a warp each, {PROXIES} proxies",
         ),
         Limit("round_trip_seconds", None, 1.2, of="ratio", case="bare consumer"),
+        Limit(
+            "due_to_posted_seconds",
+            None,
+            6e-6,
+            of="p99",
+            case=f"7 M offered a second on {RINGS} rings",
+        ),
     ),
     missing,
 )

@@ -105,6 +105,15 @@ def test_a_limit_may_be_on_the_ratio_to_the_peer() -> None:
         verdicts(alone, [Limit("latency_seconds", 1.5, 1.0, of="ratio")])
 
 
+def test_a_limit_may_be_on_the_slowest_of_a_hundred() -> None:
+    samples = [line(OURS, 0, *(1.0,) * 990, *(4.0,) * 10)]
+    (series,) = group(samples)
+    (slower,) = group([line(OURS, 0, *(1.0,) * 989, *(4.0,) * 11)])
+    limit = [Limit("latency_seconds", None, 3.0, of="p99")]
+    assert verdicts(series, limit) == ["goal reached"]
+    assert verdicts(slower, limit) == ["goal missed"]
+
+
 def written(lines: list[Line]) -> dict[str, Any]:
     found = json.loads(json.dumps(document("x", {"cpu": "y"}, group(lines))))
     assert isinstance(found, dict)
