@@ -112,6 +112,7 @@ class Session:
 
     def register(self, size_bytes: int) -> Region:
         """Makes memory that other ranks may write and this rank may send from; before join()."""
+        self._before_join()
         fd, array = make_memfd(size_bytes)
         return Region(self._register("memfd", fd, array.nbytes), array[:size_bytes])
 
@@ -120,19 +121,20 @@ class Session:
         themselves. Raises SessionError where the GPU, its driver or the node's NICs cannot."""
         from epfabric.cuda.gpu_region import made
 
+        self._before_join()
         return made(size_bytes, lambda fd, whole: self._register("dmabuf", fd, whole))
 
     def _register(self, kind: str, fd: int, size_bytes: int) -> int:
         """Where it begins; the descriptor is closed."""
         try:
-            if self.epoch is not None:
-                raise SessionError(
-                    "register comes before join(): peers were told all regions there"
-                )
             request = messages.Register(kind=kind, bytes=size_bytes)
             return self._ask(request, messages.RegisterReply, self._timeout_s, fds=(fd,)).offset
         finally:
             os.close(fd)
+
+    def _before_join(self) -> None:
+        if self.epoch is not None:
+            raise SessionError("register comes before join(): peers were told all regions there")
 
     def join(self) -> None:
         """Waits until all ranks of the group are there; bounded by the fabric's joinTimeout.

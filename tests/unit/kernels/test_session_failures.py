@@ -267,6 +267,15 @@ def test_a_silent_agent_is_a_timeout(tmp_path: Path) -> None:
             session.register(4096)
 
 
+def test_memory_after_join_is_refused_before_it_is_made(agent: ScriptedAgent) -> None:
+    session = connect(agent)
+    session.epoch = 1
+    with pytest.raises(epfabric.SessionError, match=r"before join\(\)"):
+        session.register(1 << 62)  # there is no such memory
+    session.epoch = None
+    session.abort()
+
+
 def test_no_agent_is_a_timeout_that_says_what_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(epfabric.Timeout, match=r"epfabric\.io/fabric"):
         epfabric.connect(str(tmp_path / "none"), rank=0, world_size=1, timeout_s=0.2)
