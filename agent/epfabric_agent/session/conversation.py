@@ -161,7 +161,12 @@ class Conversation:
         if len(self._grants) >= MAX_REGIONS:
             raise Refusal("quota", f"a session has at most {MAX_REGIONS} regions")
         try:
-            grant = self._services.quota.grant(self._pod, request.bytes if host else 0)
+            quota = self._services.quota
+            grant = (
+                quota.grant(self._pod, request.bytes)
+                if host
+                else quota.grant_device_memory(self._pod)
+            )
         except QuotaError as error:
             raise Refusal(error.code, str(error)) from error
         self._grants.append(grant)  # until the session is closed, also where this is cut off

@@ -18,10 +18,12 @@ MAX_NODE_DESCRIPTORS = 2048
 
 @dataclass(frozen=True)
 class Grant:
-    """Memory that was granted to a pod; given back by Quota.release()."""
+    """Memory that was granted to a pod, and descriptors that the agent keeps for it; given back by
+    Quota.release()."""
 
     pod: Pod
     bytes: int
+    descriptors: int = 0
 
 
 class QuotaError(Exception):
@@ -97,6 +99,11 @@ class Quota:
         _less(self._descriptors, pod.key, count)
         _less(self._holders, _holder(pod), count)
 
+    def grant_device_memory(self, pod: Pod) -> Grant:
+        """The pod's own, of which the agent keeps a descriptor. Raises QuotaError."""
+        self.take_descriptor(pod)
+        return Grant(pod, 0, 1)
+
     def grant(self, pod: Pod, size_bytes: int) -> Grant:
         """Raises QuotaError with the numbers."""
         pod_bytes = self._pods.get(pod.key, 0)
@@ -118,6 +125,7 @@ class Quota:
         return Grant(pod, size_bytes)
 
     def release(self, grant: Grant) -> None:
+        self.give_back_descriptors(grant.pod, grant.descriptors)
         self._tenants.release(grant.pod.tenant, grant.bytes)
         left = self._pods.get(grant.pod.key, 0) - grant.bytes
         if left > 0:

@@ -163,6 +163,19 @@ def test_descriptors_are_counted_by_pod() -> None:
     quota.take_descriptor(pod("a"))
 
 
+def test_device_memory_takes_a_descriptor_until_it_is_released() -> None:
+    quota = Quota(0, 0)
+    grants = [quota.grant_device_memory(pod("a")) for _ in range(MAX_POD_DESCRIPTORS)]
+    with pytest.raises(QuotaError, match=f"{MAX_POD_DESCRIPTORS} descriptors of a pod"):
+        quota.grant_device_memory(pod("a"))
+    quota.release(grants.pop())
+    grants.append(quota.grant_device_memory(pod("a")))
+    for grant in grants:
+        quota.release(grant)
+    for _ in range(MAX_POD_DESCRIPTORS):
+        quota.take_descriptor(pod("a"))
+
+
 def takes_all(quota: Quota, tenant: str, namespaces: int = 4) -> list[Pod]:
     """The pods, of several namespaces, that each took a descriptor until there was none for it."""
     took: list[Pod] = []
