@@ -64,6 +64,7 @@ std::vector<std::byte> encode(const SessionBlob& blob) {
     to.put(value);
   }
   to.put(blob.atomics.connections);
+  to.put(blob.foreign);
   for (const Extent& region : blob.regions) to.put(region);
   for (const ProxyBlob& proxy : blob.proxies) {
     to.put(static_cast<uint32_t>(proxy.address.size()));
@@ -96,6 +97,7 @@ SessionBlob decode(std::span<const std::byte> bytes) {
   const uint32_t regions = from.count(0, kMaxRegions, "regions");
   const uint32_t proxies = from.count(1, kMaxProxies, "proxies");
   out.atomics.connections = from.get<uint64_t>();
+  out.foreign = from.count(0, (1u << regions) - 1, "as regions that no CPU may touch");
   uint64_t end = 0;
   for (uint32_t i = 0; i < regions; ++i) {
     const auto extent = from.get<Extent>();

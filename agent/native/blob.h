@@ -30,6 +30,7 @@ struct SessionBlob {
   std::vector<Extent> regions;
   std::vector<ProxyBlob> proxies;
   AtomicsOffer atomics{};
+  uint32_t foreign = 0;  // regions that no CPU may touch, as bits
 };
 
 std::vector<std::byte> encode(const SessionBlob& blob);

@@ -19,7 +19,10 @@ bool Loop<Remote>::advance_atomic(Ring& ring, Held& held) {
   const AtomicPart part{&ring, &command.atomic, command.op == Op::kCas, command.destination_region,
                         &held.sent};
   const bool here = loopback_.serves(rank) && !remote_.by_nic();
-  if (here && !loopback_.may_change(rank, command.destination_region)) {
+  const uint8_t to = command.destination_region;
+  const bool touches = here ? loopback_.may_change(rank, to)
+                            : remote_.by_nic() || (epoch_->blob(rank).foreign >> to & 1) == 0;
+  if (!touches) {  // the CPU that would have to apply it
     ring.give_up(Refusal::kUnsupported);
     return true;
   }

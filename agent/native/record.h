@@ -7,7 +7,7 @@
 namespace epfabric::agent {
 
 // Of records, mailboxes and session descriptions: agents whose cores differ in it exchange nothing.
-inline constexpr uint32_t kRecordVersion = 7;
+inline constexpr uint32_t kRecordVersion = 8;
 
 enum class RecordKind : uint8_t {
   kInvalid = 0,

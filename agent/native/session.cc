@@ -181,7 +181,10 @@ SessionBlob Session::describe() const {
   for (const auto& proxy : proxies_) {
     if (blob.atomics.ability == AtomicsAbility::kAble) blob.atomics.ability = proxy->ability();
   }
-  for (const Region& region : regions_) blob.regions.push_back(region.extent);
+  for (const Region& region : regions_) {
+    if (region.foreign()) blob.foreign |= 1u << blob.regions.size();
+    blob.regions.push_back(region.extent);
+  }
   for (const auto& proxy : proxies_) {
     blob.proxies.push_back({proxy->address(), proxy->mailbox(), keys_[proxy->index()]});
   }

@@ -24,6 +24,7 @@ SessionBlob sample() {
   for (uint64_t i = 0; i < 2; ++i) {
     blob.proxies.push_back({{std::byte{2}, std::byte{0}}, {11 + i, 22}, {{33, 44}, {55, 66 + i}}});
   }
+  blob.foreign = 2;
   return blob;
 }
 
@@ -39,6 +40,7 @@ TEST_CASE("a description survives the journey") {
   CHECK(back.atomics.wish == AtomicsWish::kHardware);
   CHECK(back.atomics.ability == AtomicsAbility::kPaged);
   CHECK(back.atomics.connections == 5000);
+  CHECK(back.foreign == 2);
 }
 
 TEST_CASE("every cut and every extra byte is an error") {
@@ -48,6 +50,12 @@ TEST_CASE("every cut and every extra byte is an error") {
   }
   bytes.push_back(std::byte{0});
   CHECK_THROWS_AS(decode(bytes), NativeError);
+}
+
+TEST_CASE("memory of a device that is in no region is an error") {
+  SessionBlob blob = sample();
+  blob.foreign = 4;
+  CHECK_THROWS_AS(decode(encode(blob)), NativeError);
 }
 
 TEST_CASE("a rank outside of its world is an error") {

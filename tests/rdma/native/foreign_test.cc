@@ -196,11 +196,19 @@ TEST_CASE("what a CPU would have to do in memory that it may not touch is refuse
     CHECK(bed.pods[from].run(0, slot));
     CHECK(bed.refused(from) == before + 1);
   }
+  // Also from another node, where the agent of the owner would apply it.
+  for (const auto& [from, to] : {std::pair{1u, 0u}, {2u, 0u}, {1u, 2u}}) {
+    Slot add{};
+    REQUIRE(pack_atomic(Op::kAdd, to, 8, 1, add));
+    const uint64_t before = bed.refused(from);
+    CHECK(bed.pods[from].run(0, add));
+    CHECK(bed.refused(from) == before + 1);
+  }
   Slot add{};
-  REQUIRE(pack_atomic(Op::kAdd, 0, 8, 1, add));
-  const uint64_t before = bed.refused(1);
-  CHECK(bed.pods[1].run(0, add));
-  CHECK(bed.refused(1) == before + 1);
+  REQUIRE(pack_atomic(Op::kAdd, 1, 8, 1, add));
+  CHECK(bed.pods[2].run(0, add));
+  CHECK(bed.refused(2) == 1);
+  for (const auto& core : bed.cores) CHECK(core->failure(1) == "");
   CHECK(bed.sends(0, 2, 4, 1));
   bed.close();
 }
