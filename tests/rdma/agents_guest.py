@@ -152,7 +152,7 @@ def under_load(agents: list[Agent], command: str, undo: str, seen: Callable[[], 
     Once more, a few times, where an agent stood still for so long that its rank took it for dead:
     emulated on a busy machine it does.
     """
-    rails = [agent.choices()[-1].split("; ")[-1] for agent in agents]
+    rails = [agent.choices()[-1].split("; ")[1] for agent in agents]
     for left in range(TRIES, 0, -1):
         turns = Turns(None)
         ranks = group(agents, turns)

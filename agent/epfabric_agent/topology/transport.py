@@ -13,6 +13,10 @@ from epfabric_agent.topology.rdma import IB, RdmaPort, choose_gid
 
 TCP = "tcp;ofi_rxm"
 EFA = "efa"
+_SEPARATE = (
+    "; taken for rails that do not reach each other, so that ranks share the first of them: set "
+    "spec.nics.rails to Connected where all reach each other, or to Separate"
+)
 Port = tuple[str, int, str]
 """Device, port, GID: what the core opens. An EFA device needs no GID: it may be empty."""
 
@@ -99,7 +103,9 @@ def choose(
         connected = nics.rails == "Connected" or (
             nics.rails == "Auto" and all(device in fabric for device, _, _ in usable)
         )
-        return Choice("verbs", "", f"{by}; over {named}{without}", tuple(usable), connected)
+        taken = _SEPARATE if nics.rails == "Auto" and not connected and len(usable) > 1 else ""
+        text = f"{by}; over {named}{without}{taken}"
+        return Choice("verbs", "", text, tuple(usable), connected)
     if efa and not (wanted.type == "libfabric" and wanted.allow_tcp):  # such agents have no device
         named = ", ".join(device for device, _, _ in efa[:8])
         text = f"{by}; over EFA: {named}{without}"

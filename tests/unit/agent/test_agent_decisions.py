@@ -186,6 +186,17 @@ def test_nics_are_chosen_for_a_gpu_only_where_all_are_said_or_known_to_reach_eac
     assert connected(*infiniband) == connected(*efa) == (rails != "Separate")
 
 
+def test_it_is_said_how_roce_is_taken_where_nobody_said_what_it_is() -> None:
+    ports = (rdma_port("roce0", "10.0.0.1"), rdma_port("roce1", "10.0.1.1"))
+
+    def reason(rails: Literal["Auto", "Connected", "Separate"], count: int) -> str:
+        return choose(Transport(), Nics(rails=rails), ports[:count], ["roce0", "roce1"]).reason
+
+    assert "set spec.nics.rails" in reason("Auto", 2)
+    said = (reason("Auto", 1), reason("Connected", 2), reason("Separate", 2))
+    assert not any("rails" in one for one in said)
+
+
 def test_efa_is_used_by_its_provider_and_before_tcp() -> None:
     meant = ("rdmap0", "rdmap1", "rdmap2")
     for wanted in (Transport(), Transport(allow_tcp=True), Transport(type="libfabric")):
