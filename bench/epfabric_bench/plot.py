@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +57,7 @@ def cache() -> Path:
 
 
 def render(samples: Path, target: Path) -> None:
-    """One panel a metric: each round's samples as a box, ours beside the peer's."""
+    """One panel a metric: times over tokens as lines, else samples as boxes; beside the peer's."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -67,21 +69,67 @@ def render(samples: Path, target: Path) -> None:
         metrics.setdefault((series["metric"], series["unit"]), []).append(series)
     figure, panels = pyplot.subplots(len(metrics), 1, squeeze=False, figsize=(9, 4 * len(metrics)))
     for axes, ((metric, unit), rows) in zip(panels[:, 0], metrics.items(), strict=True):
-        labels, boxes = [], []
-        for row in rows:
-            labels.append(row["case"])
-            boxes.append([value for one in row["ours"] for value in one])
-            if row["peer_name"] is not None:
-                labels.append(f"{row['case']}\n({row['peer_name']})")
-                boxes.append([value for one in row["peer"] for value in one])
-        axes.boxplot(boxes, vert=False, whis=(1, 99), showfliers=False)
-        axes.set_yticks(range(1, len(labels) + 1), labels, fontsize=7)
-        axes.set_xlabel(f"{metric} ({unit}); whiskers at 1 % and 99 %")
-        axes.set_xlim(left=0)
+        if lines := over_tokens(rows):
+            draw_lines(axes, lines)
+            axes.set_ylabel(f"{metric} ({unit}); bars up to 99 %")
+        else:
+            draw_boxes(axes, rows)
+            axes.set_xlabel(f"{metric} ({unit}); whiskers at 1 % and 99 %")
     machine = found["machine"]
     figure.suptitle(f"{found['bench']}, {machine['cpu']}, {machine['date'][:10]}", fontsize=9)
     figure.tight_layout()
     figure.savefig(target)
+
+
+def over_tokens(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """What is measured → its rows by how many tokens; empty where a case does not name them."""
+    out: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for row in rows:
+        match = re.fullmatch(r"(\d+) tokens(?:, (.+))?", row["case"])
+        if match is None:
+            return {}
+        out.setdefault(match[2] or "", []).append((int(match[1]), row))
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in out.items()}
+
+
+def draw_lines(axes: Any, lines: dict[str, list[tuple[int, dict[str, Any]]]]) -> None:
+    """Medians, and up to what 99 % of the samples reach; peers dashed, in the same colour."""
+    for name, points in lines.items():
+        tokens = [count for count, _ in points]
+        samples = [sorted(value for one in row["ours"] for value in one) for _, row in points]
+        medians = [statistics.median(one) for one in samples]
+        above = [
+            one[int(0.99 * (len(one) - 1))] - median
+            for one, median in zip(samples, medians, strict=True)
+        ]
+        below = [0.0] * len(points)
+        bar = axes.errorbar(tokens, medians, (below, above), marker="o", capsize=2, label=name)
+        peers = [(n, row) for n, row in points if row["peer_name"] is not None]
+        if not peers:
+            continue
+        times = [statistics.median(v for one in row["peer"] for v in one) for _, row in peers]
+        label = f"{name}: {peers[0][1]['peer_name']}"
+        colour = bar.lines[0].get_color()
+        axes.plot([n for n, _ in peers], times, linestyle="--", color=colour, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="tokens a rank")
+    ticks = sorted({count for points in lines.values() for count, _ in points})
+    axes.set_xticks(ticks, [str(count) for count in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
+def draw_boxes(axes: Any, rows: list[dict[str, Any]]) -> None:
+    labels, boxes = [], []
+    for row in rows:
+        labels.append(row["case"])
+        boxes.append([value for one in row["ours"] for value in one])
+        if row["peer_name"] is not None:
+            labels.append(f"{row['case']}\n({row['peer_name']})")
+            boxes.append([value for one in row["peer"] for value in one])
+    axes.boxplot(boxes, vert=False, whis=(1, 99), showfliers=False)
+    axes.set_yticks(range(1, len(labels) + 1), labels, fontsize=7)
+    axes.set_xlim(left=0)
 
 
 if __name__ == "__main__":
