@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = {n: why for n in wanted if (why := BENCHES[n].missing())}
     for name, why in missing.items():
         print(f"== left out: {name} ({why})", file=sys.stderr)
+    # Ranks that share a process wait for each other: no two of their streams may share a queue.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     failed = [f"{name}: {missing[name]}" for name in chosen.bench if name in missing]
     runnable = [name for name in wanted if name not in missing]
     sizes = {size: value for size in SIZES if (value := getattr(chosen, size)) is not None}
