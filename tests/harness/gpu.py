@@ -22,7 +22,7 @@ NATIVE = {
     "epfabric_host._producer": (ROOT / "kernels/host", ROOT / "kernels/host"),
 }
 
-BENCHES = ("gpu_fifo", "low_latency", "proxied", "buffer", "elastic")
+BENCHES = ("gpu_fifo", "low_latency", "proxied", "internode", "buffer", "elastic")
 TWO_GPUS = ("two_gpus",)
 LIMIT_S = 1800.0  # of the tests, of those under the sanitizer, of the benches
 TESTS = ("-q", "--durations=5", "--confcutdir=tests/gpu", "tests/gpu")

@@ -71,23 +71,23 @@ def throughput(run: Run, tokens: int, sms: int) -> Iterator[Line]:
 class Side:
     """A rank's graph of dispatches and combines, with events between."""
 
-    def __init__(self, ranks: Any, rank: int, batch: Any, config: Any) -> None:
+    def __init__(self, ranks: Any, rank: int, batch: Any, config: Any, calls: int = CALLS) -> None:
         import torch
 
         buffer, stream = ranks.buffers[rank], ranks.streams[rank]
         self.graph = torch.cuda.CUDAGraph()
         self._events = [
-            torch.cuda.Event(enable_timing=True, external=True) for _ in range(3 * CALLS)
+            torch.cuda.Event(enable_timing=True, external=True) for _ in range(3 * calls)
         ]
         events = iter(self._events)
         with torch.cuda.graph(self.graph, stream=stream):
             by_rank, _, by_expert, self.flags, _ = buffer.get_dispatch_layout(batch.topk, EXPERTS)
-            for _ in range(CALLS):
+            for _ in range(calls):
                 next(events).record(stream)
                 self.received = buffer.dispatch(
                     batch.x, num_tokens_per_rank=by_rank, is_token_in_rank=self.flags,
                     num_tokens_per_expert=by_expert, topk_idx=batch.topk,
-                    topk_weights=batch.weights, num_worst_tokens=RANKS * len(batch.x),
+                    topk_weights=batch.weights, num_worst_tokens=ranks.world * len(batch.x),
                     config=config,
                 )  # fmt: skip
                 next(events).record(stream)
@@ -96,7 +96,7 @@ class Side:
 
     def seconds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Of dispatches, of combines; the first of each does not count."""
-        triples = [self._events[3 * i : 3 * i + 3] for i in range(1, CALLS)]
+        triples = [self._events[i : i + 3] for i in range(3, len(self._events), 3)]
         return (
             tuple(a.elapsed_time(b) / 1e3 for a, b, _ in triples),
             tuple(b.elapsed_time(c) / 1e3 for _, b, c in triples),
