@@ -210,9 +210,12 @@ EPF_DEVICE void share_rows(uint32_t rows, Work work) {
 }
 
 // By a warp: its share of a row of `count` vectors to each of `n` targets that is not nothing. A
-// thread has seven loads under way, and finds its places without a division.
-EPF_DEVICE inline void copy_row(const unsigned char* from, unsigned char* const* targets,
-                                uint32_t n, uint32_t count, const Share& share) {
+// thread has seven loads under way, and finds its places without a division. kOnce: what is read is
+// not needed again, and what target `last` gets not soon; caches rather keep what ranks have yet to
+// read.
+template <bool kOnce = false>
+EPF_DEVICE void copy_row(const unsigned char* from, unsigned char* const* targets, uint32_t n,
+                         uint32_t count, const Share& share, uint32_t last = 0) {
   constexpr uint32_t kAtOnce = 7;
   const auto* source = reinterpret_cast<const ChannelVector*>(from);
   const uint32_t end = share.end(count);
@@ -222,11 +225,19 @@ EPF_DEVICE inline void copy_row(const unsigned char* from, unsigned char* const*
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t v = base + i * platform::kWarpSize;
-      if (v < end) vectors[i] = source[v];
+      if (v < end) vectors[i] = kOnce ? platform::load_once(source + v) : source[v];
     }
     for (uint32_t which = 0; which < n; ++which) {
       auto* target = reinterpret_cast<ChannelVector*>(targets[which]);
       if (target == nullptr) continue;
+      if (kOnce && which == last) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t v = base + i * platform::kWarpSize;
+          if (v < end) platform::store_once(target + v, vectors[i]);
+        }
+        continue;
+      }
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t v = base + i * platform::kWarpSize;

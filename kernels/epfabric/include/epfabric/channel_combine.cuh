@@ -40,8 +40,10 @@ EPF_DEVICE inline void choose(const ChannelBuffer& buffer, uint64_t number, uint
   if (to < world) {
     const uint32_t sent = out.sent[to] = out.ends[to];
     const uint32_t left = out.totals[to] - sent;
-    const uint32_t freed =
-        left != 0 ? slots_said(buffer, ChannelSaid::kFreed, number, channel, to) : 0;
+    const uint32_t wanted = sent + (left < kChannelBatch ? left : kChannelBatch);
+    const uint32_t freed = wanted > buffer.shape.slots
+                               ? slots_said(buffer, ChannelSaid::kFreed, number, channel, to)
+                               : 0;
     const uint32_t room = freed + buffer.shape.slots - sent;
     out.starts[to + 1] = left < room ? left : room;
   }
@@ -131,17 +133,13 @@ struct SumBatch {
   uint32_t failed;
 };
 
-// By one thread a rank: waits for the rows of a batch.
+// By one thread: waits for `count` more rows of a rank.
 EPF_DEVICE inline void await_rows(const ChannelBuffer& buffer, uint64_t number, uint32_t channel,
-                                  uint32_t tokens, SumBatch& in) {
-  const uint32_t from = platform::thread();
-  if (from >= buffer.shape.world || from == buffer.rank) return;
+                                  uint32_t from, uint32_t count, SumBatch& in) {
   const bool far = buffer.far(from);
-  uint32_t end = in.starts[from] = in.ends[from];
-  for (uint32_t i = 0; i < tokens; ++i) {
-    if (in.places[i][from] >= 0) end = static_cast<uint32_t>(in.places[i][from]) + 1;
-  }
-  if (end == in.ends[from]) return;
+  const uint32_t end = in.ends[from] + count;
+  in.starts[from] = in.ends[from];
+  if (count == 0) return;
   in.ends[from] = end;
   Patience patience;
   for (;;) {
@@ -158,11 +156,24 @@ EPF_DEVICE inline void find_places(const ChannelBuffer& buffer, const ChannelCom
                                    uint64_t number, uint32_t channel, Range batch, SumBatch& in) {
   const uint32_t world = buffer.shape.world;
   const uint32_t tokens = batch.end - batch.first;
-  for (uint32_t unit = platform::thread(); unit < tokens * world; unit += platform::threads()) {
-    in.places[unit / world][unit % world] = call.positions[uint64_t{batch.first} * world + unit];
+  constexpr uint32_t kLooks = kChannelBatch / platform::kWarpSize;
+  for (uint32_t from = warp(); from < world; from += warps()) {
+    int32_t places[kLooks];
+#pragma unroll
+    for (uint32_t look = 0; look < kLooks; ++look) {
+      const uint32_t i = look * platform::kWarpSize + platform::lane();
+      places[look] = i < tokens ? call.positions[(uint64_t{batch.first} + i) * world + from] : -1;
+    }
+    uint32_t count = 0;
+#pragma unroll
+    for (uint32_t look = 0; look < kLooks; ++look) {
+      const uint32_t i = look * platform::kWarpSize + platform::lane();
+      if (i < tokens) in.places[i][from] = places[look];
+      count += platform::count_bits(platform::ballot(places[look] >= 0));
+    }
+    if (platform::lane() != 0 || from == buffer.rank) continue;
+    await_rows(buffer, number, channel, from, count, in);
   }
-  platform::block_barrier();
-  await_rows(buffer, number, channel, tokens, in);
   platform::block_barrier();
 }
 
@@ -224,49 +235,54 @@ EPF_DEVICE inline ChannelVector rounded_vector(const float (&sums)[8]) {
   return vector;
 }
 
-// By a warp: its share of the sum of `n` rows, kRows at most, which a thread loads before it adds.
-template <uint32_t kRows>
-EPF_DEVICE void sum_few(const unsigned char* const* rows, uint32_t n, uint32_t count,
-                        const Share& share, unsigned char* out) {
-  constexpr uint32_t kAtOnce = 6 / kRows;
+// By a warp: its share of the sum of up to two rows. A thread has eight loads under way.
+EPF_DEVICE inline void sum_two(const unsigned char* const* rows, uint32_t n, uint32_t count,
+                               const Share& share, unsigned char* out) {
+  constexpr uint32_t kAtOnce = 4;
   const uint32_t end = share.end(count);
   for (uint32_t base = share.first(count) + platform::lane(); base < end;
        base += kAtOnce * platform::kWarpSize) {
-    ChannelVector vectors[kAtOnce][kRows];
+    ChannelVector vectors[2][kAtOnce] = {};
 #pragma unroll
-    for (uint32_t which = 0; which < kRows; ++which) {
+    for (uint32_t which = 0; which < 2; ++which) {
       if (which >= n) break;
       const auto* row = reinterpret_cast<const ChannelVector*>(rows[which]);
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
         const uint32_t v = base + i * platform::kWarpSize;
-        if (v < end) vectors[i][which] = row[v];
+        if (v < end) vectors[which][i] = row[v];
       }
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t v = base + i * platform::kWarpSize;
-      if (v >= end) break;
-      float sums[8] = {};
-#pragma unroll
-      for (uint32_t which = 0; which < kRows; ++which) {
-        if (which < n) add_vector(sums, vectors[i][which]);
+      ChannelVector sum = vectors[0][i];
+      for (uint32_t w = 0; w < 4; ++w) {
+        sum.words[w] = platform::add_bf16_pairs(sum.words[w], vectors[1][i].words[w]);
       }
-      reinterpret_cast<ChannelVector*>(out)[v] = rounded_vector(sums);
+      if (v < end) reinterpret_cast<ChannelVector*>(out)[v] = sum;
     }
   }
 }
 
-// By a warp: its share of the sum of `n` rows.
+// By a warp: its share of the sum of `n` rows, of which a thread loads some before it adds them.
 EPF_DEVICE inline void sum_rows(const unsigned char* const* rows, uint32_t n, uint32_t count,
                                 const Share& share, unsigned char* out) {
-  if (n <= 2) return sum_few<2>(rows, n, count, share, out);
+  if (n <= 2) return sum_two(rows, n, count, share, out);
+  constexpr uint32_t kAtOnce = 4;
   const uint32_t end = share.end(count);
   for (uint32_t v = share.first(count) + platform::lane(); v < end; v += platform::kWarpSize) {
     float sums[8] = {};
-#pragma unroll 4
-    for (uint32_t which = 0; which < n; ++which) {
-      add_vector(sums, reinterpret_cast<const ChannelVector*>(rows[which])[v]);
+    for (uint32_t first = 0; first < n; first += kAtOnce) {
+      ChannelVector vectors[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (first + i < n) vectors[i] = reinterpret_cast<const ChannelVector*>(rows[first + i])[v];
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (first + i < n) add_vector(sums, vectors[i]);
+      }
     }
     reinterpret_cast<ChannelVector*>(out)[v] = rounded_vector(sums);
   }

@@ -180,8 +180,8 @@ EPF_DEVICE inline void send_token(const ChannelBuffer& buffer, const ChannelDisp
   }
   const float* scales = call.scales + token * shape.scales;
   platform::warp_barrier();
-  copy_row(call.tokens + token * shape.row_bytes, targets, shape.world, shape.row_bytes / 16,
-           share);
+  copy_row<true>(call.tokens + token * shape.row_bytes, targets, shape.world, shape.row_bytes / 16,
+                 share, buffer.rank);
   for (uint32_t to = 0; to < shape.world; ++to) {
     if (share.part != 0 || targets[to] == nullptr) continue;
     // Of the rank's experts, or of those of its node.

@@ -62,7 +62,7 @@ EPF_DEVICE inline void keep(const ChannelBuffer& buffer, const ChannelDispatch& 
     const uint64_t row = kept.row + share.row;
     if (row >= call.rows) return;
     unsigned char* const target = call.received + row * shape.row_bytes;
-    copy_row(call.tokens + token * shape.row_bytes, &target, 1, shape.row_bytes / 16, share);
+    copy_row<true>(call.tokens + token * shape.row_bytes, &target, 1, shape.row_bytes / 16, share);
     if (share.part != 0) return;
     ChannelChoice choice;
     if (me < shape.topk) {
@@ -183,7 +183,7 @@ EPF_DEVICE inline void lay_out(const ChannelBuffer& buffer, const ChannelDispatc
     choice.weight = reinterpret_cast<const float*>(slot + shape.weights_offset())[me];
   }
   unsigned char* const target = call.received + row * shape.row_bytes;
-  copy_row(slot + shape.row_offset(), &target, 1, shape.row_bytes / 16, share);
+  copy_row<true>(slot + shape.row_offset(), &target, 1, shape.row_bytes / 16, share);
   if (share.part != 0) return;
   put_header(shape, call, row, token, choice,
              reinterpret_cast<const float*>(slot + shape.scales_offset()));

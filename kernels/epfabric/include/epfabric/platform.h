@@ -119,6 +119,26 @@ EPF_HOST_DEVICE inline void store_relaxed_pair(uint64_t* pair, uint64_t first, u
 #endif
 }
 
+// Of 16 bytes of GPU memory that are not needed again soon: caches rather keep others. A compiler
+// may move the load over barriers: its address must be known only when what it reads is there.
+template <typename Vector>
+EPF_HOST_DEVICE inline Vector load_once(const Vector* from) {
+#if defined(EPF_CUDA_CODE)
+  const uint4 vector = __ldcs(reinterpret_cast<const uint4*>(from));
+  return {{vector.x, vector.y, vector.z, vector.w}};
+#else
+  return *from;
+#endif
+}
+template <typename Vector>
+EPF_HOST_DEVICE inline void store_once(Vector* to, const Vector& vector) {
+#if defined(EPF_CUDA_CODE)
+  __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&vector));
+#else
+  *to = vector;
+#endif
+}
+
 // Orders the caller's earlier stores (the payload) before its later relaxed stores (the slots).
 EPF_HOST_DEVICE inline void fence_release() {
 #if defined(EPF_CUDA_CODE)
