@@ -119,13 +119,17 @@ EPF_HOST_DEVICE inline void store_relaxed_pair(uint64_t* pair, uint64_t first, u
 #endif
 }
 
-// Of 16 bytes of GPU memory that are not needed again soon: caches rather keep others. A compiler
-// may move the load over barriers: its address must be known only when what it reads is there.
+// Of 16 bytes of GPU memory that are not needed again soon: caches rather keep others. Compilers
+// leave them where they stand, as other accesses to memory that another thread may change.
 template <typename Vector>
 EPF_HOST_DEVICE inline Vector load_once(const Vector* from) {
 #if defined(EPF_CUDA_CODE)
-  const uint4 vector = __ldcs(reinterpret_cast<const uint4*>(from));
-  return {{vector.x, vector.y, vector.z, vector.w}};
+  Vector out;
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out.words[0]), "=r"(out.words[1]), "=r"(out.words[2]), "=r"(out.words[3])
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return out;
 #else
   return *from;
 #endif
@@ -133,7 +137,10 @@ EPF_HOST_DEVICE inline Vector load_once(const Vector* from) {
 template <typename Vector>
 EPF_HOST_DEVICE inline void store_once(Vector* to, const Vector& vector) {
 #if defined(EPF_CUDA_CODE)
-  __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&vector));
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(vector.words[0]), "r"(vector.words[1]), "r"(vector.words[2]),
+               "r"(vector.words[3])
+               : "memory");
 #else
   *to = vector;
 #endif
