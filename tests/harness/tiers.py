@@ -1,8 +1,8 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
-Tiers without a cluster run first, then the programs that the others need are built, then come those
-on a control plane alone and those on real nodes. One thing at a time: builds or tests beside tests
-cost both more than they save.
+What needs nothing else runs first, then the programs that the others need are built, then come the
+tiers that mostly wait, as two groups beside each other, and those on real nodes. Otherwise one
+thing at a time: what keeps the processors busy costs what runs beside it more than it saves.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAIN, CONTROL, NODES = "plain", "on a control plane", "on real nodes"
+# Those with kubelets and those without share no address of this machine.
+PLAIN, KUBELETS, AGENTS, NODES = "plain", "with kubelets", "with agents alone", "on real nodes"
 NO_TESTS_COLLECTED = 5
 GROUP_S = 5400.0  # of one group, which should never take that long
 TIDY_S = 90.0  # in which a group that is interrupted ends what it started
 BUILD_S = 3600.0  # of the programs that tiers share, from nothing
+
+Told = IO[bytes] | None  # where the output of a process goes, if not to ours
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,13 @@ TIERS = (
     Tier("bench", PLAIN),
     Tier("rdma", PLAIN, missing=no_vm),
     Tier("gpu", PLAIN, missing=no_gpu),
-    Tier("cluster", CONTROL, missing=no_root),
-    Tier("contract", CONTROL, missing=no_root),
-    Tier("chart", CONTROL, missing=no_root),
+    Tier("cluster", KUBELETS, missing=no_root),
+    Tier("chart", KUBELETS, missing=no_root),
+    Tier("contract", AGENTS, missing=no_root),
+    Tier("telemetry", AGENTS, missing=no_root),
     Tier("images", NODES, missing=no_root),
     Tier("node", NODES, missing=no_nodes),
     Tier("demo", NODES, missing=no_root),
-    Tier("telemetry", NODES, missing=no_root),
     Tier("arm64", NODES, missing=no_root, costly=True),
 )
 
@@ -104,54 +109,77 @@ def main() -> int:
 
 def run_all(tiers: list[Tier]) -> list[str]:
     """Returns those groups, by their tiers, in which something failed."""
-    plain, control, nodes = (
-        [tier.name for tier in tiers if tier.group == group] for group in (PLAIN, CONTROL, NODES)
+    plain, kubelets, agents, nodes = (
+        [tier.name for tier in tiers if tier.group == group]
+        for group in (PLAIN, KUBELETS, AGENTS, NODES)
     )
-    failed = []
-    if plain and pytest(plain) != 0:
-        failed.append(plain)
-    if control or nodes:
+    failed = pytest(plain)
+    if others := kubelets + agents + nodes:
         if not built("all"):
             say("these could not be built: see above; their tiers are failed")
-            return list(map(", ".join, [*failed, control + nodes]))
+            return list(map(", ".join, [*failed, others]))
         if "images" in nodes:
             built("arm64")  # its tests build it again where that failed, and say so
-        failed += [names for names in (control, nodes) if names and pytest(names) != 0]
+        failed += pytest(kubelets, agents) + pytest(nodes)
     return list(map(", ".join, failed))
 
 
-def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
-    """Its exit code. A Ctrl-C reaches it as well: it may tidy up before it is killed."""
+@contextlib.contextmanager
+def started(command: list[str], told: Told = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive the block. A Ctrl-C reaches it as well: it may tidy up."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=told, stderr=told)
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(bound_s)
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(TIDY_S)
-        process.kill()
-        return process.wait()
-    except BaseException:
+        yield process
+    finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(TIDY_S)
         process.kill()
         process.wait()
-        raise
+
+
+def ended(process: subprocess.Popen[bytes], bound_s: float) -> int:
+    """Its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(bound_s)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(TIDY_S)
+    process.kill()
+    return process.wait()
 
 
 def built(what: str) -> bool:
     say(f"building {what}, where it is not built yet")
-    build = [sys.executable, "-m", "harness.build", what]
-    return ended(subprocess.Popen(build, cwd=ROOT), BUILD_S) == 0
+    with started([sys.executable, "-m", "harness.build", what]) as process:
+        return ended(process, BUILD_S) == 0
 
 
-def pytest(names: list[str]) -> int:
-    say("running " + ", ".join(names))
-    folders = [f"tests/{name}" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
-    code = ended(subprocess.Popen(command, cwd=ROOT), GROUP_S)
-    if code == NO_TESTS_COLLECTED:
-        say(f"no test was found in {', '.join(names)}: that is a failure")
-    return code
+def pytest(*groups: list[str]) -> list[list[str]]:
+    """Runs these beside each other and returns those in which something failed.
+
+    The first tells at once what it does, the others when they have ended.
+    """
+    failed = []
+    with contextlib.ExitStack() as stack:
+        running: list[tuple[list[str], subprocess.Popen[bytes], Told]] = []
+        for names in filter(None, groups):
+            say("running " + ", ".join(names))
+            folders = [f"tests/{name}" for name in names]
+            command = [sys.executable, "-m", "pytest", "-q", "--durations=8", *folders]
+            told: Told = stack.enter_context(tempfile.TemporaryFile()) if running else None
+            running.append((names, stack.enter_context(started(command, told)), told))
+        for names, process, told in running:
+            code = ended(process, GROUP_S)
+            if told is not None:
+                say("what was said of " + ", ".join(names))
+                told.seek(0)
+                shutil.copyfileobj(told, sys.stdout.buffer)
+                sys.stdout.flush()
+            if code == NO_TESTS_COLLECTED:
+                say(f"no test was found in {', '.join(names)}: that is a failure")
+            if code != 0:
+                failed.append(names)
+    return failed
 
 
 def say(text: str) -> None:
