@@ -19,8 +19,9 @@ STUBBORN = "trap '' TERM; while :; do sleep 0.1; done"
 
 # Children: one that obeys, one with a grandchild in a session of its own, and those of MORE.
 HARNESS = """
-import sys, time
+import signal, sys, time
 from harness.process import Processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 run = Processes()
 breeder = "setsid sleep 1000 & echo $! > grandchild; wait"
 pids = [run.start("obeys", ["sleep", "1000"]).pid]
