@@ -14,5 +14,5 @@ if(CCACHE)
   # Paths below the tree count as relative, so that another clone has the same keys.
   set(CMAKE_CXX_COMPILER_LAUNCHER
     ${CMAKE_COMMAND} -E env CCACHE_DIR=${CACHE_FOLDER}/ccache CCACHE_BASEDIR=${TREE} CCACHE_NOHASHDIR=1
-    CCACHE_MAXSIZE=2G ${CCACHE})
+    CCACHE_MAXSIZE=4G ${CCACHE})
 endif()
