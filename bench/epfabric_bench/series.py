@@ -152,8 +152,10 @@ class Limit:
 
     def verdict(self, series: Series) -> str:
         """ "goal reached", "goal missed" or "BOUND MISSED"."""
-        found = {"value": series.value, "p99": series.reached_by(0.99), "ratio": series.ratio}
-        value = found[self.of]
+        if self.of == "p99":
+            value: float | None = series.reached_by(0.99)
+        else:
+            value = series.value if self.of == "value" else series.ratio
         if value is None:
             raise ValueError(f"{series.case} {series.metric} has no peer to be compared with")
         if self.bound is not None and not _reaches(value, self.bound, series.better):

@@ -1,8 +1,8 @@
 """A GPU pushes to the proxies of a real core; round trips stand beside a bare ping-pong.
 
-Every command is a signal of the rank to itself: checked, carried out and counted like any other,
-without a payload. Times are the GPU's; what the word and the core's counters say is compared with
-what was pushed.
+Every command is a signal of the rank to itself or, in one case, a write with a signal: checked,
+carried out and counted like any other. Times are the GPU's; what the word and the core's counters
+say is compared with what was pushed, and the GPU looks at what a proxy copied.
 """
 
 from __future__ import annotations
