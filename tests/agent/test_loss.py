@@ -69,6 +69,11 @@ class Bed:
         agents = [agent.pid for agent in self.agents.agents.values()]
         return agents + [member.pid for member in self.crew.members]
 
+    def told(self, events: list[Event]) -> str:
+        """For people: what ranks heard, and the agents' logs."""
+        heard = [f"{event['at']:.3f} {event['reason']}" for event in events]
+        return "\n".join([*heard, *(agent.tail(40) for agent in self.agents.agents.values())])
+
     def exchange(self) -> None:
         """All attach, exchange right numbers, and leave."""
         self.attach("blocks")
@@ -177,8 +182,8 @@ def test_a_killed_rank_fails_its_group_by_name_and_no_other(bed: Bed, work: str)
         node = LAYOUT[victim]
         said = [member.hear("failed") for member in bed.ranks if member is not gone]
         for event in said:
-            assert f"rank {victim} (local" in event["reason"], said
-            assert f"on node {node}) was lost" in event["reason"], said
+            assert f"rank {victim} (local" in event["reason"], bed.told(said)
+            assert f"on node {node}) was lost" in event["reason"], bed.told(said)
         bed.crew.finish(bed.others)
         bed.crew.replace(gone)
     bed.exchange()

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 from epfabric import messages
-from epfabric_agent._native import Core, NativeError
+from epfabric_agent import _native
+from epfabric_agent._native import NativeError
 from epfabric_agent.groups.bounds import MAX_EPOCH
 from epfabric_agent.groups.context import PartContext
 from epfabric_agent.groups.local_rank import LocalRank
@@ -53,11 +54,12 @@ class FakeCore:
         self._rng = rng
 
     def open_epoch(
-        self, group: int, epoch: int, local: list[Session], remote: list[Any], leader: int,
-        nodes: list[list[int]], timeout_ms: int, *, mask: bool, uid: bytes, dissemination: bool,
+        self, group: int, epoch: int, local: list[_native.Session],
+        remote: list[_native.RemoteRank], leader_rank: int, nodes: list[list[int]],
+        barrier_timeout_ms: int, *, mask: bool, uid: bytes, dissemination: bool,
     ) -> None:  # fmt: skip
         assert 0 < epoch <= MAX_EPOCH
-        assert len(local) + len(remote) == sum(map(len, nodes)) > leader
+        assert len(local) + len(remote) == sum(map(len, nodes)) > leader_rank
         assert local
         assert len(uid) == 16
         self._answer()
@@ -67,6 +69,9 @@ class FakeCore:
             raise NativeError("it cannot")
 
     start_epoch = rank_left = mask_ranks = exclude_ranks = _answer
+
+    def atomics(self, group: int) -> str:
+        return "emulated: a stand-in has no NIC"
 
     def absent(self, group: int, barrier: int) -> list[int]:
         return [0]
@@ -119,7 +124,7 @@ class Site:
         return PartContext(
             node="a",
             endpoint="10.0.0.1:7000",
-            core=cast(Core, FakeCore(rng)),
+            core=FakeCore(rng),
             client=cast(PeerClient, self),
             join_timeout_s=END_S,
             barrier_timeout_ms=1000,
@@ -202,6 +207,6 @@ async def test_nothing_that_a_coordinator_says_breaks_a_part(
             raise AssertionError(f"EPFABRIC_SEED={seed}") from error
         assert not caplog.records, f"EPFABRIC_SEED={seed}: {caplog.text}"
         heard, joined = heard + messages_heard, joined + joins
-    if len(seeds(COUNT)) >= COUNT:  # few executions may have none
-        assert joined, "some epochs open"
+    if len(seeds(COUNT)) >= COUNT:  # of few executions any number may
+        assert joined > len(seeds(COUNT)) // 2, "most epochs open, of two ranks each"
     say(capsys, f"member: {len(seeds(COUNT)):,} executions, {heard:,} messages")

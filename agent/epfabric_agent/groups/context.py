@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from epfabric_agent.groups.coordinator import Coordinator
+from epfabric_agent.groups.epoch_core import EpochCore
 from epfabric_agent.peers.client import Agent, PeerClient
-
-if TYPE_CHECKING:
-    from epfabric_agent._native import Core
 
 
 @dataclass(frozen=True)
@@ -18,7 +15,7 @@ class NodeContext:
     node: str
     endpoint: str
     """ip:port of the agent's own peer server."""
-    core: Core
+    core: EpochCore
     client: PeerClient
     join_timeout_s: float
     barrier_timeout_ms: int

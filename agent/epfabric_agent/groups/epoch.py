@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
+from epfabric_agent.groups.epoch_core import EpochCore
 from epfabric_agent.groups.local_rank import LocalRank
 from epfabric_agent.groups.ranges import spoken
 from epfabric_agent.proto import peer_pb2 as pb
 from epfabric_agent.threads import ending, serving
-
-if TYPE_CHECKING:
-    from epfabric_agent._native import Core
 
 P = ParamSpec("P")
 _log = logging.getLogger(__name__)
@@ -26,7 +24,9 @@ _log = logging.getLogger(__name__)
 class LocalEpoch:
     """The ranks of this node in one epoch."""
 
-    def __init__(self, core: Core, plan: pb.Open, ranks: Iterable[LocalRank], node: str) -> None:
+    def __init__(
+        self, core: EpochCore, plan: pb.Open, ranks: Iterable[LocalRank], node: str
+    ) -> None:
         self._core = core
         self._plan = plan
         self.node = node

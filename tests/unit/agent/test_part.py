@@ -79,7 +79,7 @@ class Node(Coordinator):
             PartContext(
                 node="a",
                 endpoint="a:1",
-                core=cast("_native.Core", self.core),
+                core=self.core,
                 client=cast("PeerClient", None),  # nobody else is there to be attended
                 join_timeout_s=join_s,
                 barrier_timeout_ms=60_000,
