@@ -12,10 +12,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "cut_writes.h"
+
 namespace epfabric::agent {
 namespace {
 
-constexpr uint32_t kApi = FI_VERSION(1, 17);
 constexpr size_t kMaxPoll = 64;
 constexpr size_t kMaxNameBytes = 256;
 // EFA's other fabric, which no endpoint here was tried with.
@@ -117,6 +118,7 @@ Fabric::Fabric(const std::string& provider, const std::string& address, bool gat
   if (const std::string fault = unfitness(*info_, ordered_); !fault.empty())
     throw NativeError("libfabric's provider '" + provider + "' is unfit on " + place_ + ": " +
                       fault);
+  survive_cut_writes(info_->fabric_attr->prov_name, address);
   ordered_ = ordered_ && !gated;
   fabric_ = open<fid_fabric>("opening the fabric on " + place_ + " failed", [&](fid_fabric** out) {
     return ::fi_fabric(info_->fabric_attr, out, nullptr);
@@ -279,6 +281,7 @@ size_t FabricEndpoint::poll(Completion* out, size_t capacity) {
   if (got == -FI_EAVAIL) {
     fi_cq_err_entry failed{};
     if (::fi_cq_readerr(completions_.get(), &failed, 0) != 1) return 0;
+    if (failed.op_context == nullptr && failed.err == kCutOff) return 0;  // the peer's links tell
     const char* text =
         ::fi_cq_strerror(completions_.get(), failed.prov_errno, failed.err_data, nullptr, 0);
     out[0] =

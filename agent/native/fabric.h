@@ -21,6 +21,9 @@
 
 namespace epfabric::agent {
 
+// Of libfabric's interface.
+inline constexpr uint32_t kApi = FI_VERSION(1, 17);
+
 template <class T>
 struct FidCloser {
   void operator()(T* object) const { ::fi_close(&object->fid); }

@@ -5,7 +5,7 @@ find_package(Threads REQUIRED)
 
 set(EPFABRIC_NATIVE_DIR ${CMAKE_CURRENT_LIST_DIR})
 set(EPFABRIC_CORE_SOURCES "")
-foreach(name barrier blob budget core core_room dissemination epoch fabric ibverbs lookout nic_ledger nic_room
+foreach(name barrier blob budget core core_room cut_writes dissemination epoch fabric ibverbs lookout nic_ledger nic_room
     proxy region remote_transport segment session verbs_device verbs_endpoint verbs_setup)
   list(APPEND EPFABRIC_CORE_SOURCES ${EPFABRIC_NATIVE_DIR}/${name}.cc)
 endforeach()
