@@ -60,9 +60,7 @@ def say_hello(
     send(sock, hello, ())
     sock.settimeout(max(deadline - time.monotonic(), _RETRY_S))
     try:
-        packet, fds, _, _ = socket.recv_fds(
-            sock, messages.MAX_PACKET_BYTES + 1, 2, socket.MSG_CMSG_CLOEXEC
-        )
+        packet, fds = _receive(sock, 2)
     except TimeoutError:
         raise Timeout("the agent did not answer hello in time") from None
     except OSError as error:
@@ -84,6 +82,20 @@ def say_hello(
         close_all(fds)
         raise
     return reply, (fds[0], fds[1])
+
+
+def _receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """The next packet, with at most so many descriptors; nothing at the end. Raises OSError."""
+
+    def receive() -> tuple[bytes, list[int]]:
+        return socket.recv_fds(sock, messages.MAX_PACKET_BYTES + 1, most, socket.MSG_CMSG_CLOEXEC)[
+            :2
+        ]
+
+    try:
+        return receive()
+    except ConnectionResetError:  # once, where the other end left something unread
+        return receive()  # what it had said before
 
 
 def attach(
@@ -123,9 +135,7 @@ def take(sock: socket.socket) -> tuple[messages.Reply | None, tuple[int, ...]]:
     Raises MessageError.
     """
     try:
-        packet, fds, _, _ = socket.recv_fds(
-            sock, messages.MAX_PACKET_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
-        )
+        packet, fds = _receive(sock, 1)
     except OSError:
         return None, ()
     try:

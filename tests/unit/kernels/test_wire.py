@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from epfabric import errors, wire
+from epfabric import errors, messages, wire
 
 
 def full_listener(path: Path) -> tuple[socket.socket, list[socket.socket]]:
@@ -57,3 +57,39 @@ def test_an_agent_that_accepts_nobody_is_a_timeout_that_says_where(tmp_path: Pat
         wire.open_socket(str(tmp_path / "agent.sock"), time.monotonic() + 0.3)
     for sock in (listener, *waiting):
         sock.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.settimeout(60)
+    return ends
+
+
+def test_the_reason_is_heard_from_an_agent_that_ends_before_it_reads_a_request() -> None:
+    pod, agent = pair()
+    with pod:
+        failed = messages.Failed(epoch=1, reason="rank 3 was lost")
+        agent.send(messages.encode(failed))
+        pod.send(messages.encode(messages.Leave()))
+        agent.close()
+        assert wire.take(pod) == (failed, ())
+        assert wire.take(pod) == (None, ())
+
+
+def test_the_refusal_is_heard_from_an_agent_that_does_not_read_the_hello() -> None:
+    pod, agent = pair()
+    refusal = messages.ErrorReply(code="quota", message="too many connections")
+
+    def refuse() -> None:
+        agent.recv(1, socket.MSG_PEEK)
+        agent.send(messages.encode(refusal))
+        agent.close()
+
+    other = threading.Thread(target=refuse)
+    other.start()
+    hello = messages.Hello(abi=1, oldest=1, rank=0, world_size=1, gpu=None, pid=0)
+    with pod, pytest.raises(errors.SessionError, match="too many connections") as refused:
+        wire.say_hello(pod, hello, time.monotonic() + 60)
+    other.join(60)
+    assert refused.value.code == "quota"
