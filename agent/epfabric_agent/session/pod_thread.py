@@ -58,7 +58,11 @@ class PodThread:
                 loop.call_soon_threadsafe(lambda: None if done.done() else settle())
 
         self.soon(work)
-        return await done
+        try:
+            return await done
+        except Exception:
+            del done  # by its error, whose traceback has this frame, it would hold `call`
+            raise
 
     def _run(self) -> None:
         while True:
