@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         options = options_of(parsed)
+        faulthandler.enable(file=2)  # a crash is told of in the log
         heap.keep_small()
         with ended_at_once():
             return start(options)

@@ -131,6 +131,16 @@ def test_an_agent_whose_loop_stands_still_ends_in_its_time_and_shows_where() -> 
         assert "sitecustomize.py" in running.tail(100)
 
 
+def test_an_agent_that_crashes_says_so() -> None:
+    with Processes("epfabric-ends-") as processes, api_server() as server:
+        running = agent(processes, server.server_port, "crashed")
+        asked: threading.Event = server.asked  # type: ignore[attr-defined]
+        wait_until(asked.is_set, WAIT_S, "the request to be made", running)
+        os.kill(running.pid, signal.SIGSEGV)
+        assert running.wait(WAIT_S) == -signal.SIGSEGV, running.tail()
+        assert "Segmentation fault" in running.tail(100)
+
+
 def heeds(process: Process) -> bool:
     """It has a handler for SIGTERM; before, Python is hardly there."""
     caught = Path(f"/proc/{process.pid}/status").read_text().split("SigCgt:")[1].split()[0]

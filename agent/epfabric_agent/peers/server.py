@@ -103,7 +103,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
 
 
 async def _read(requests: AsyncIterator[pb.ToCoordinator], to: Coordinator, seat: Any) -> None:
-    why = "it ended its part in the group"
+    why = "its connection ended"
     try:
         async for message in requests:
             to.receive(seat, message)
