@@ -1,8 +1,8 @@
 """Runs the test tiers that this machine can run and names those left out; for `make test`.
 
 What needs nothing else runs first, then the programs that the others need are built, then come the
-tiers that mostly wait, as two groups beside each other, and those on real nodes. Otherwise one
-thing at a time: what keeps the processors busy costs what runs beside it more than it saves.
+tiers that mostly wait. Some run as two groups beside each other, where neither keeps more than one
+processor busy: otherwise that costs what runs beside it more than it saves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-# Those with kubelets and those without share no address of this machine.
-PLAIN, KUBELETS, AGENTS, NODES = "plain", "with kubelets", "with agents alone", "on real nodes"
+# Groups of one pair share no address of this machine.
+PLAIN, FUZZ, VMS = "plain", "fuzz", "in a VM"
+KUBELETS, AGENTS = "with kubelets", "with agents alone"
+NODES, IMAGES = "on real nodes", "of images"
 NO_TESTS_COLLECTED = 5
 GROUP_S = 5400.0  # of one group, which should never take that long
 TIDY_S = 90.0  # in which a group that is interrupted ends what it started
@@ -35,13 +37,14 @@ Told = IO[bytes] | None  # where the output of a process goes, if not to ours
 class Tier:
     """One folder of `tests/`; `missing` says why this machine cannot run it, or None.
 
-    `costly`: run only where it is named.
+    `costly`: run only where it is named. `bare`: needs none of the programs that tiers share.
     """
 
     name: str
     group: str  # tiers of one group run one after another, in one session of tests
     missing: Callable[[], str | None] = lambda: None
     costly: bool = False
+    bare: bool = False
 
 
 def no_root() -> str | None:
@@ -65,23 +68,23 @@ def no_gpu() -> str | None:
 
 
 TIERS = (
-    Tier("repo", PLAIN),
-    Tier("unit", PLAIN),
-    Tier("headers", PLAIN),
-    Tier("native", PLAIN),
-    Tier("fuzz", PLAIN),
-    Tier("agent", PLAIN),
-    Tier("bench", PLAIN),
-    Tier("rdma", PLAIN, missing=no_vm),
-    Tier("gpu", PLAIN, missing=no_gpu),
+    Tier("repo", PLAIN, bare=True),
+    Tier("unit", PLAIN, bare=True),
+    Tier("headers", PLAIN, bare=True),
+    Tier("native", PLAIN, bare=True),
+    Tier("fuzz", FUZZ, bare=True),
+    Tier("bench", PLAIN, bare=True),
+    Tier("rdma", VMS, missing=no_vm, bare=True),
+    Tier("gpu", PLAIN, missing=no_gpu, bare=True),
     Tier("cluster", KUBELETS, missing=no_root),
     Tier("chart", KUBELETS, missing=no_root),
+    Tier("agent", AGENTS, bare=True),
     Tier("contract", AGENTS, missing=no_root),
     Tier("telemetry", AGENTS, missing=no_root),
-    Tier("images", NODES, missing=no_root),
+    Tier("images", IMAGES, missing=no_root),
     Tier("node", NODES, missing=no_nodes),
     Tier("demo", NODES, missing=no_root),
-    Tier("arm64", NODES, missing=no_root, costly=True),
+    Tier("arm64", IMAGES, missing=no_root, costly=True),
 )
 
 
@@ -109,18 +112,17 @@ def main() -> int:
 
 def run_all(tiers: list[Tier]) -> list[str]:
     """Returns those groups, by their tiers, in which something failed."""
-    plain, kubelets, agents, nodes = (
+    plain, fuzz, vms, kubelets, agents, nodes, images = (
         [tier.name for tier in tiers if tier.group == group]
-        for group in (PLAIN, KUBELETS, AGENTS, NODES)
+        for group in (PLAIN, FUZZ, VMS, KUBELETS, AGENTS, NODES, IMAGES)
     )
-    failed = pytest(plain)
-    if others := kubelets + agents + nodes:
-        if not built("all"):
-            say("these could not be built: see above; their tiers are failed")
-            return list(map(", ".join, [*failed, others]))
-        if "images" in nodes:
-            built("arm64")  # its tests build it again where that failed, and say so
-        failed += pytest(kubelets, agents) + pytest(nodes)
+    failed = pytest(plain) + pytest(vms, fuzz)
+    if not all(tier.bare for tier in tiers) and not built("all"):
+        say("these could not be built: see above; their tiers are failed")
+        return list(map(", ".join, [*failed, kubelets + agents + nodes + images]))
+    if "images" in images:
+        built("arm64")  # its tests build it again where that failed, and say so
+    failed += pytest(kubelets, agents) + pytest(nodes, images)
     return list(map(", ".join, failed))
 
 
