@@ -1,6 +1,6 @@
 // What the pods of two ends push, and what both models and replays say of it. A course is a word:
-// W is a WRITE, S a WRITE with a signal, N a signal alone, A an ADD to a word, D a DRAIN, one after
-// another.
+// W is a WRITE, S a WRITE with a signal, N a signal alone, A an ADD to a word by the owner's agent,
+// H one by its NIC, D a DRAIN, one after another.
 #pragma once
 
 #include <array>
@@ -17,6 +17,7 @@ using Courses = std::array<std::string_view, 2>;  // by end
 constexpr bool has_bytes(char command) { return command == 'W' || command == 'S'; }
 constexpr bool has_signal(char command) { return command == 'S' || command == 'N'; }
 constexpr bool has_record(char command) { return has_signal(command) || command == 'A'; }
+constexpr bool is_atomic(char command) { return command == 'A' || command == 'H'; }
 
 enum class Place : uint8_t {
   kEmpty,

@@ -42,9 +42,10 @@ struct MendModel {
            (action.verb == Verb::kLeave && action.index > 0);
   }
 
-  // All that was pushed is there, or no line is, so that each end loses the other.
+  // All that was pushed is there, or no line is, so that each end loses the other, or the group
+  // ended.
   bool done(const State& state) const {
-    if (state.dead[0] && state.dead[1]) return true;
+    if (state.ended || (state.dead[0] && state.dead[1])) return true;
     for (size_t e = 0; e < 2; ++e) {
       const End &end = state.ends[e], &other = state.ends[1 - e];
       if (end.pushed != courses[e].size() || end.held || end.failed || !end.met() ||
@@ -63,6 +64,7 @@ struct MendModel {
 
   // As Replay and MendScript say it.
   std::string shown(const State& state) const {
+    if (state.ended) return "it ended";
     std::string out;
     for (size_t e = 0; e < 2; ++e) {
       const End& end = state.ends[e];
@@ -76,6 +78,7 @@ struct MendModel {
   }
 
   void actions(const State& state, Trace& out) const {
+    if (state.ended) return;
     for (uint8_t e = 0; e < 2; ++e) {
       const End& end = state.ends[e];
       if (end.pushed < courses[e].size() && !end.held) out.push_back({Verb::kPush, e, 0});
@@ -215,9 +218,17 @@ struct MendModel {
       if (!late && end.ops[i] == Op::kCompleted) state.wrong(Fault::kSource);
       if (other.places.at[i] == Place::kEmpty) other.places.at[i] = Place::kThere;
     }
+    if (command(from, i) == 'H') apply_one(state, from, i);
     if (!is_record(from, i)) return;
     if (other.queued < kMostRecords)
       other.queue[other.queued++] = static_cast<uint8_t>(State::kRecord | i);
+  }
+
+  // An ATOMIC of end `from`; it says that what was before it is there.
+  void apply_one(State& state, uint8_t from, uint8_t i) const {
+    Places& places = state.ends[1 - from].places;
+    if (++places.applied > 1) state.wrong(Fault::kApplied);
+    state.wrong(places.take(courses[from], i));
   }
 
   void hear(State& state, uint8_t e, uint8_t index) const {
@@ -237,6 +248,7 @@ struct MendModel {
       end.held = false;
     }
     if (end.queued > 0) poll(state, e);
+    if (state.ended) return;
     if (std::exchange(end.called, false) || (end.failed && !end.noticed)) {
       end.noticed = true;
       end.meeting = false;
@@ -270,7 +282,9 @@ struct MendModel {
       case State::kOk:
         return completed(state, e, i);
       case State::kFail:
+        if (command(e, i) == 'H' && flaw == MendFlaw::kAddsDone) return completed(state, e, i);
         end.ops[i] = Op::kLost;
+        state.ended = command(e, i) == 'H' && flaw != MendFlaw::kAddsAgain;
         return;
       case State::kEnded:
         end.drained = true;
@@ -296,8 +310,9 @@ struct MendModel {
     if (!end.owes) post(state, e, kAnswer);
   }
 
-  // A DRAIN completes for its pod when all before it has.
+  // A DRAIN completes for its pod when all before it has; an ATOMIC was applied then.
   void completed(State& state, uint8_t e, uint8_t i) const {
+    if (command(e, i) == 'H' && state.ends[1 - e].places.applied == 0) state.wrong(Fault::kApplied);
     state.ends[e].ops[i] = Op::kCompleted;
     note_drained(state, e);
   }

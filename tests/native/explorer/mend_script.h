@@ -141,16 +141,18 @@ class MendEnd : public Traffic {
   MendFlaw flaw() const { return network_.flaw; }
   const agent::Told& told(PeerIndex) const { return heard_; }
 
+ protected:
+  ssize_t post(Pieces pieces, const uint32_t* imm, void* context, const uint64_t* add = nullptr) {
+    if (!fault_.empty()) return -ENOTCONN;
+    if (!met(0)) return -EAGAIN;
+    send(pieces, imm, context, add);
+    return 0;
+  }
+
  private:
   friend class MendScript;
   MendEnd& other() const { return *network_.ends_[line_][1 - name_]; }
 
-  ssize_t post(Pieces pieces, const uint32_t* imm, void* context) {
-    if (!fault_.empty()) return -ENOTCONN;
-    if (!met(0)) return -EAGAIN;
-    send(pieces, imm, context);
-    return 0;
-  }
   void all_by_itself() {
     hear_all();
     while (store()) {

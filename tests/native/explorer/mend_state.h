@@ -22,6 +22,8 @@ enum class MendFlaw : uint8_t {
   kUnheard,        // nobody listens where its link does not go
   kOwnNumber,      // who hears of a later connection takes its own next number
   kBelated,        // what the connection before told counts
+  kAddsAgain,      // an ADD of a NIC's that failed is sent again
+  kAddsDone,       // one that failed counts as done
 };
 
 struct MendState {
@@ -84,6 +86,7 @@ struct MendState {
   std::array<End, 2> ends;
   uint8_t breaks = 0, kills = 0, hurries = 0;
   std::array<bool, kLines> dead{};
+  bool ended = false;  // an ADD of a NIC's may have been done or not
   Fault fault = Fault::kNone;
 
   void wrong(Fault found) {

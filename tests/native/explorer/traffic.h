@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "endpoint.h"
@@ -44,12 +45,15 @@ class Traffic {
     bool last = false;
   };
 
-  void send(Pieces pieces, const uint32_t* imm, void* context) {
+  // With `add` it is an ADD to the word that its one piece names.
+  void send(Pieces pieces, const uint32_t* imm, void* context, const uint64_t* add = nullptr) {
     flights_.push_back({{pieces.begin(), pieces.end()},
                         context,
                         imm != nullptr ? *imm : 0,
                         imm != nullptr,
-                        false});
+                        false,
+                        add != nullptr,
+                        add != nullptr ? *add : 0});
   }
   bool idle() const { return flights_.empty(); }
   bool undone() const { return std::any_of(flights_.begin(), flights_.end(), is_undone); }
@@ -57,13 +61,16 @@ class Traffic {
   bool store(Traffic& peer) {
     const auto next = std::find_if(flights_.begin(), flights_.end(), is_undone);
     if (next == flights_.end()) return false;
-    peer.receive(*next, bytes_of(*next));
+    next->word = peer.receive(*next, bytes_of(*next));
     return next->done = true;
   }
   // The oldest one completes, if it is done.
   bool complete() {
     if (flights_.empty() || !flights_.front().done) return false;
-    queue_.push_back({{flights_.front().context, false, 0, 0, ""}});
+    const Flight& first = flights_.front();
+    if (first.adds)
+      std::memcpy(const_cast<void*>(first.pieces[0].data), &first.word, sizeof(first.word));
+    queue_.push_back({{first.context, false, 0, 0, ""}});
     flights_.pop_front();
     return true;
   }
@@ -94,7 +101,8 @@ class Traffic {
     std::vector<Piece> pieces;
     void* context;
     uint32_t imm;
-    bool has_imm, done;
+    bool has_imm, done, adds;
+    uint64_t word;  // what is added, and once it is done what was there before
   };
   using Bytes = std::vector<std::vector<std::byte>>;
   struct Late {  // with the bytes that it was sent with
@@ -110,13 +118,19 @@ class Traffic {
     }
     return out;
   }
-  void receive(const Flight& flight, const Bytes& bytes) {
+  // Of an ADD, the value before.
+  uint64_t receive(const Flight& flight, const Bytes& bytes) {
     for (size_t i = 0; i < bytes.size(); ++i) {
       const Piece& piece = flight.pieces[i];
       const auto key = static_cast<uint32_t>(piece.key);  // the other half is not the network's
-      std::memcpy(memory_[key] + piece.address, bytes[i].data(), bytes[i].size());
+      std::byte* const to = memory_[key] + piece.address;
+      if (flight.adds)
+        return std::exchange(*reinterpret_cast<uint64_t*>(to),
+                             *reinterpret_cast<uint64_t*>(to) + flight.word);
+      std::memcpy(to, bytes[i].data(), bytes[i].size());
     }
     if (flight.has_imm) queue_.push_back({{nullptr, true, flight.imm, 0, ""}});
+    return 0;
   }
 
   const std::string why_ = "it broke";
